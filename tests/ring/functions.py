@@ -1,4 +1,4 @@
-"""What ranks run that find it by name in a process of their own: those of `ringtrain.run`, and of `run_ranks`."""
+"""Functions that ranks of `ringtrain.run` and `run_ranks` import by name, each rank in a separate process."""
 
 import os
 import signal

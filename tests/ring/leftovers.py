@@ -1,4 +1,4 @@
-"""What a rank has not cleaned up: counted from outside of the runtime."""
+"""Threads and sockets that a rank has not cleaned up, counted from outside of the runtime."""
 
 import os
 import threading

@@ -30,7 +30,7 @@ def dtype_of(name: str) -> np.dtype[Any]:
 
 
 def made(shape: tuple[int, ...], dtype: str, rank: int, seed: int = 0) -> Array:
-    """What `rank` contributes: values that do round in every float type, so that the order of a fold shows."""
+    """Return the array of `rank`. Sums of its values round in every float type, so that the fold order shows."""
     random = np.random.default_rng([seed, rank, *shape])
     if dtype == "bool":
         return random.integers(0, 2, shape).astype(bool)

@@ -28,7 +28,7 @@ mpi.COUNT_MOST = int(os.environ.get("RINGTRAIN_TEST_COUNT_MOST", mpi.COUNT_MOST)
 
 @dataclass(frozen=True)
 class _Result:
-    """What a function returned or raised on one rank."""
+    """Return value or exception of a function on one rank."""
 
     value: Any = None
     error: BaseException | None = None
@@ -49,7 +49,7 @@ class SpmdWorld:
         return [result.value for result in results]
 
     def errors(self, function: Callable[[int], Any]) -> list[BaseException | None]:
-        """What `function(rank)` raised on every rank."""
+        """Return the exception of `function(rank)` on every rank; None if it raised none."""
         return [result.error for result in self._results(function)]
 
     def meet(self) -> None:

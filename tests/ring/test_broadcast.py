@@ -37,7 +37,6 @@ def test_every_place_gets_all_sections_and_passes_few_on(size: int) -> None:
     assert all(count == 1 for count in senders.values())
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("pods", [2, 3, 6, 7, 8])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_all_pods_get_what_the_root_has(pods: int, length: int) -> None:
@@ -123,7 +122,6 @@ def broadcast_for_ever(root: int) -> str:
     return until_a_peer_is_lost(lambda: rt.broadcast_(values, root))
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("pods", [2, 0], ids=["pods", "flat"])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("victim", [0, 1, 6])

@@ -58,7 +58,7 @@ def test_without_a_link_nothing_is_asked() -> None:
     ids=["all", "only-the-first", "other", "other-end", "more-behind"],
 )
 def test_bytes_are_taken_only_if_they_are_expected(sent: bytes, expected: bool | None) -> None:
-    """What is other is left as it came, and its first bytes are enough to see it. None: the rest is waited for."""
+    """Other bytes stay unread, and their first ones suffice to tell. `expected` None: the rest is awaited."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         one, other = socket.create_connection(server.getsockname()), server.accept()[0]
     with one, closing(SocketChannel(other, 60)) as channel:

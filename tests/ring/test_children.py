@@ -29,13 +29,13 @@ def what_children_say() -> tuple[str, int]:
 def test_a_child_of_a_rank_is_told_that_it_has_its_environment() -> None:
     """At once, with the rank and its process. After the rank's shutdown() a child may take its place."""
     for rank, (line, later) in enumerate(run_ranks(what_children_say, 2)):
-        assert f"this process has rank {rank}'s environment and is a child of it (process " in line
-        assert "a rank is one process: call init() only there" in line
+        assert f"this process has the environment of rank {rank} (process " in line
+        assert "call init() only in the rank" in line
         assert later == 0
 
 
 def what_a_forked_child_gets() -> tuple[str, list[float]]:
-    """What it raises to ask for a collective of the rank's optimizer, and the rank's next weights."""
+    """Return the error of a child that requests a collective of the rank's optimizer, and the rank's next weights."""
     rt.init()
     optimizer = HostOptimizer({"w": np.ones(2)}, SGD(1.0))
     told, tells = os.pipe()
@@ -63,7 +63,7 @@ def test_a_forked_child_can_do_nothing_in_the_world_of_its_parent(transport: str
 
 
 def what_a_child_writes_stays_there() -> tuple[list[float], list[float]]:
-    """What a forked child finds and leaves in "its" weights, and the weights after the rank's next step."""
+    """Return the weights that a forked child finds and writes, and the weights after the rank's next step."""
     rt.init()
     optimizer = HostOptimizer({"w": np.ones(5000)}, SGD(1.0), elastic=True)
     weights = optimizer.weights["w"]

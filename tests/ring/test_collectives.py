@@ -210,7 +210,7 @@ def test_process_sets_run_among_themselves(transport: str) -> None:
 
 @OVER
 def test_objects_travel_without_pickle(transport: str) -> None:
-    """What JSON can say, bytes, tuples, arrays and dicts with any key arrive as they were sent."""
+    """JSON values, bytes, tuples, sets, arrays and dicts with any key arrive as they were sent."""
     import ml_dtypes
 
     value = {

@@ -59,7 +59,7 @@ def nothing_is_left() -> Iterator[None]:
 
 
 def code_of(call: Any) -> tuple[str, str]:
-    """How a call of gRPC's library ends."""
+    """Return status code and details at the end of a call by gRPC's library."""
     try:
         list(call)
     except grpc.RpcError as error:
@@ -192,12 +192,16 @@ def test_calls_of_grpc_at_the_same_time_take_turns() -> None:
 
 @pytest.mark.parametrize(
     ("sizes", "message"),
-    [([8], "expected .* with 8 bytes of payload, got .* with 7"), ([7, 1], "too early"), ([], "too much")],
+    [
+        ([8], "expected .* with 8 bytes of payload, got .* with 7"),
+        ([7, 1], "too early"),
+        ([], "more data than expected"),
+    ],
     ids=["another-length", "too-few", "too-many"],
 )
 @OUR_SERVER
 def test_another_frame_than_expected_is_a_defect(serving: Callable[[Any], Any], sizes: list[int], message: str) -> None:
-    """What is not the frame that the reader waits for is never stored as if it were."""
+    """A stream with a frame of another length, or too few or too many frames, raises UnexpectedFrame."""
     with (
         serving(Sizes()) as port,
         our_client(port) as pull,
@@ -269,10 +273,10 @@ STRANGERS = {
     "wrong-magic": (PREFACE.replace(b"SM", b"MS") + b"x" * 64, "does not begin with the preface of HTTP/2"),
     "oversized-frame": (
         GREETING + frames.frame_head(Http2FrameType.PING, 0, 0, 1 << 23),
-        "type 6 has 8388608 bytes",
+        "type 6 with 8388608 bytes",
     ),
-    "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 has"),
-    "data-before-headers": (GREETING + _frame(Http2FrameType.DATA, 0, 1, b"x"), "data on stream 1 while stream 0"),
+    "oversized-unknown-frame": (GREETING + frames.frame_head(200, 0, 0, 1 << 23), "type 200 with"),
+    "data-before-headers": (GREETING + _frame(Http2FrameType.DATA, 0, 1, b"x"), "but the newest stream is 0"),
     "endless-headers": (
         GREETING
         + _frame(Http2FrameType.HEADERS, 0, 1, b"")
@@ -283,9 +287,9 @@ STRANGERS = {
         GREETING + _frame(Http2FrameType.HEADERS, 0, 1) + _frame(Http2FrameType.PING, 0, 0, b"x" * 8),
         "not continued",
     ),
-    "bad-compression": (GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be read"),
+    "bad-compression": (GREETING + _frame(Http2FrameType.HEADERS, END_HEADERS, 1, b"\xff" * 20), "can't be decoded"),
     "pushed": (GREETING + _frame(Http2FrameType.PUSH_PROMISE, END_HEADERS, 1, b"xxxx"), "type 5 on stream 1"),
-    "short-ping": (GREETING + _frame(Http2FrameType.PING, 0, 0, b"x"), "type 6 has 1 bytes"),
+    "short-ping": (GREETING + _frame(Http2FrameType.PING, 0, 0, b"x"), "type 6 with a wrong length, 1 bytes"),
     "no-window": (GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\0" * 4), "a window update by 0"),
     "endless-window": (
         GREETING + _frame(Http2FrameType.WINDOW_UPDATE, 0, 0, b"\x7f\xff\xff\xff"), "window update by 2147483647"
@@ -295,12 +299,12 @@ STRANGERS = {
         "a frame size of 1",
     ),
     "no-session": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\4junk"), "no session"),
-    "compressed": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "can't be compressed"),
+    "compressed": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\1\0\0\0\4junk"), "the request is compressed"),
     "huge-request": (CALL + _frame(Http2FrameType.DATA, 0, 1, b"\0\x7f\0\0\0"), "expected at most"),
     "long-padding": (CALL + _frame(Http2FrameType.DATA, frames.PADDED, 1, b"\xff123"), "padding longer"),
-    "more-than-one": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\4junk++"), "than one whole message"),
-    "less-than-one": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\5junk"), "than one whole message"),
-    "no-message": (CALL + _frame(Http2FrameType.DATA, 1, 1), "without a message"),
+    "more-than-one": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\4junk++"), "one whole message"),
+    "less-than-one": (CALL + _frame(Http2FrameType.DATA, 1, 1, b"\0\0\0\0\5junk"), "one whole message"),
+    "no-message": (CALL + _frame(Http2FrameType.DATA, 1, 1), "has no message"),
 }  # fmt: skip
 
 

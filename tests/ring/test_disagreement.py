@@ -142,7 +142,7 @@ def test_parts_of_other_data_sets(cut: dict[str, Any], drawn: dict[str, Any]) ->
     assert len({str(error) for error in errors}) == 1
     for error in errors:
         assert isinstance(error, MismatchError)
-        assert f"rank {ODD} on shard(" in str(error)
+        assert f"rank {ODD} trains on shard(" in str(error)
         assert "rank 0 trains on shard(40, batch_size=2, seed=0, shuffle=True, last=" in str(error)
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_begins_another_epoch_later_is_named() -> None:
                 _updates(opt)
 
     with world_of(2) as world:
-        all_raise(world.errors(trains), MismatchError, "epoch 3 from sample 0 on, and rank 1 on")
+        all_raise(world.errors(trains), MismatchError, "epoch 3 from sample 0 on, but rank 1 trains on")
 
 
 def test_who_reads_ahead_or_evaluates_alone_disagrees_with_nobody() -> None:

@@ -43,7 +43,6 @@ def _at(slots: Slots, step: int, *which: int) -> None:
     assert [slots.message(slot) for slot in which] == [step] * len(which)
 
 
-@pytest.mark.sampled(one_in=2)
 def test_each_sample_counts_once_an_epoch() -> None:
     """2 to 8 by newcomers, to 3 by kills and leavers, to 5 by newcomers: no sample is lost, none comes twice."""
     with started_slots(_use, 2, (5, 20, 33, 50)) as slots:

@@ -74,7 +74,7 @@ def configs(secrets: Directories, size: int = 2, **more: Any) -> list[WorkerConf
 
 
 def outcomes(worlds: list[WorkerConfig], length: int = 1) -> list[object]:
-    """What each rank gets from an allreduce of `length` ones, or the error of its world."""
+    """Return each rank's result of an allreduce of `length` ones, or the error of its world."""
 
     def run(config: WorkerConfig) -> object:
         try:
@@ -99,7 +99,6 @@ def test_ranks_with_the_jobs_certificates_reduce(secrets: Directories, data_path
     assert outcomes(configs(secrets, 3, data_path=data_path), length) == [3.0] * 3
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("who", ["launcher", "other_job", "other_authority"])
 def test_certificates_of_others_are_refused(secrets: Directories, who: str) -> None:
     """Another role, another job, another authority: a rank with these, and the right token, does not get in."""
@@ -111,7 +110,7 @@ def test_certificates_of_others_are_refused(secrets: Directories, who: str) -> N
 
 @contextlib.contextmanager
 def overheard() -> Iterator[list[bytes]]:
-    """What goes over loopback, from here until it ends."""
+    """Capture the packets on loopback until the context ends."""
     packets: list[bytes] = []
     stopped = threading.Event()
 

@@ -50,7 +50,7 @@ SEQUENCES = 20  # a round: the last of these are the optimizer's
 
 
 class Where(Enum):
-    """Where in a collective a fault strikes."""
+    """Point in a collective at which a fault occurs."""
 
     READ = "read"  # before the victim reads its n-th frame
     SERVE = "serve"  # before the victim hands out its n-th frame
@@ -212,7 +212,6 @@ def _error_of(call):
         return str(error)
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "seeds", [SEEDS[i : i + AT_ONCE] for i in range(0, len(SEEDS), AT_ONCE)], ids=lambda s: f"seeds-{s[0]}-{s[-1]}"
 )

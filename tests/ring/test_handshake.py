@@ -1,4 +1,4 @@
-"""How ranks meet, and what they say when they should not."""
+"""Rendezvous of ranks, and the errors if they must not form a world."""
 
 import contextlib
 import json
@@ -144,7 +144,6 @@ def test_a_hello_of_another_version_may_have_other_fields() -> None:
         handshake.answer_hello(encode_wire_message(older))
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("file", "here", "other", "said"),
     [
@@ -204,9 +203,9 @@ class Overtaken(MemoryTransport):
 
 @pytest.mark.parametrize("size", [2, MESH_MOST + 1], ids=["a-mesh", "no-mesh"])
 def test_a_rank_that_leaves_as_soon_as_it_has_met_all_is_not_missed(size: int) -> None:
-    """Who leaves in good order had met its peers: they do not wait for a watch that it has no use for any more.
+    """Peers do not wait for the watch of a rank that leaves in good order right after the rendezvous.
 
-    Also where they do not watch it themselves, and so do not hear that it leaves.
+    This also holds if they do not watch that rank, and so get no notice that it leaves.
     """
     network = MemoryNetwork()
 
@@ -353,7 +352,8 @@ def test_a_port_in_use_is_named() -> None:
         (error,) = meet([config], "grpc")
     assert isinstance(error, ConfigurationError)
     assert str(error) == (
-        f"rank 0 can't listen on {config.addresses[0]}: another process, or a second task with index 0, listens there"
+        f"rank 0 can't listen on {config.addresses[0]}: another process, or a second task "
+        "with index 0, listens on this address"
     )
 
 

@@ -165,7 +165,6 @@ def scatter_and_gather_for_ever(length: int) -> str:
     return until_a_peer_is_lost(both)
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("work", [allreduce_for_ever, scatter_and_gather_for_ever])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("victim", [0, 3])

@@ -77,7 +77,6 @@ def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]
     }  # fmt: skip
 
 
-@pytest.mark.sampled(one_in=3)
 def test_ranks_without_pods_train_as_one_process(secrets: Mapping[str, str]) -> None:
     """Weights of all ranks have the bits of the reference: buckets are reduced, updated and gathered in passes."""
     expected = reference(FLAT_RANKS, 1)
@@ -85,7 +84,6 @@ def test_ranks_without_pods_train_as_one_process(secrets: Mapping[str, str]) -> 
         assert bits == expected
 
 
-@pytest.mark.sampled(one_in=3)
 def test_more_than_twelve_pods_train_as_one_process(secrets: Mapping[str, str]) -> None:
     """13 pods of two ranks each."""
     expected = reference(26, 2)

@@ -130,7 +130,7 @@ def test_a_rank_that_lags_is_named(transport: str) -> None:
             lost(
                 error,
                 2,
-                r'rank 2 has not reached allreduce #1 "conv1.weight" after 2(\.\d*)? s that rank [01] waited',
+                r'rank 2 has not reached allreduce #1 "conv1.weight", for which rank [01] waited 2(\.\d*)? s',
             )
 
 
@@ -279,7 +279,6 @@ def test_a_rank_that_raises_ends_the_others() -> None:
         assert outcome.error.startswith("PeerLost: rank 2 has shut down")
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["grpc", "auto"])
 @pytest.mark.parametrize(("size", "rounds"), [(4, 20), (8, 6)], ids=["four-ranks", "eight-ranks"])
 def test_worlds_can_follow_each_other_at_once(transport: str, size: int, rounds: int) -> None:

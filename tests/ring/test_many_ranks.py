@@ -40,7 +40,7 @@ def _failure_state() -> WorldFailureState:
 
 
 def _wait_outside_of_collectives() -> tuple[str, float, list[str]]:
-    """How this rank, which asks nobody for anything, hears of a loss; when; and what is left of its world."""
+    """Wait for a loss outside of collectives. Return its error, the time of detection and the world's leftovers."""
     rt.init()
     rt.barrier()
     tell("ready")
@@ -65,7 +65,6 @@ LOST = {
 }
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("dead", LOST.values(), ids=LOST)
 def test_all_that_live_hear_of_the_dead(dead: tuple[int, ...], number: signal.Signals) -> None:
@@ -101,7 +100,6 @@ def _leave_early(leavers: tuple[int, ...], silent: tuple[int, ...]) -> str:
     return _error_of_barrier()
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("leavers", [(7,), (6, 7, 8, 9)], ids=["one", "neighbours"])
 def test_a_rank_that_left_in_good_order_is_told_from_a_lost_one(leavers: tuple[int, ...]) -> None:
     """Also by ranks that do not watch it, and where those that watched it have left as well. Nobody fails before
@@ -131,7 +129,7 @@ def _stay_behind(leaver: int) -> bool:
 
 
 def _errors_without(leaver: int, function: Callable[[int], str]) -> list[str]:
-    """What `function(leaver)` returns on the ranks that stay, once `leaver` has left."""
+    """Return the results of `function(leaver)` on the ranks that stay, once `leaver` has left."""
     staying = [rank for rank in range(SIZE) if rank != leaver]
     with started_ranks(function, SIZE, leaver, env=ENV) as ranks:
         _all_ready(ranks)
@@ -150,14 +148,12 @@ def _hear_of_a_broken_watch(leaver: int) -> str:
     return _error_of_barrier()
 
 
-@pytest.mark.sampled(one_in=3)
 def test_a_watch_that_broke_before_the_farewell_came_fails_nobody() -> None:
     """Those that got the farewell are asked: it is the barrier that then lacks a rank."""
     for message in _errors_without(7, _hear_of_a_broken_watch):
         assert re.match(r"rank 7 has shut down, and rank \d+ needs it for barrier", message), message
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_is_watched_after_those_that_watched_it_have_left(number: signal.Signals) -> None:
     """The next ones before it watch it then: all others hear of its end, and wait for nobody."""
@@ -188,7 +184,6 @@ def _take_from_one_that_waits(leaver: int) -> str:
     return _error_of_barrier()
 
 
-@pytest.mark.sampled(one_in=2)
 def test_who_waits_until_all_have_taken_hears_that_one_has_left() -> None:
     """Rank 0 needs nothing of rank 7, and does not watch it: it looks for those that keep it waiting."""
     outcomes = run_ranks(_take_from_one_that_waits, SIZE, 7, env=ENV)
@@ -206,7 +201,6 @@ def _wait_for_a_late_one(leaver: int) -> str:
     return _error_of_barrier()
 
 
-@pytest.mark.sampled(one_in=3)
 def test_who_waits_for_late_ranks_looks_for_those_that_have_left() -> None:
     """Rank 0 is alone in the barrier, needs rank 4 as well, and does not watch it."""
     for message in _errors_without(4, _wait_for_a_late_one):
@@ -225,7 +219,6 @@ def _wait_in_a_barrier() -> tuple[str, float]:
     return _error_of_barrier(), time.monotonic()
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_who_waits_for_late_ranks_hears_of_the_dead_that_it_only_reads_from(number: signal.Signals) -> None:
     """Within the timeout, from those that watch it: its own stream to it is not read before the late ones come."""
@@ -253,7 +246,6 @@ def _come_to_a_barrier() -> str:
     return _error_of_barrier()
 
 
-@pytest.mark.sampled(one_in=3)
 def test_who_waits_for_late_ranks_hears_of_one_that_left_when_they_come() -> None:
     """Of a rank from which it only reads, and which shut down in good order."""
     staying = [rank for rank in range(SIZE) if rank != ONLY_READ]
@@ -270,7 +262,6 @@ def test_who_waits_for_late_ranks_hears_of_one_that_left_when_they_come() -> Non
             assert re.match(rf"rank {ONLY_READ} has shut down, and rank \d+ needs it for barrier", outcome.value)
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("token", ["", "secret"], ids=["no-token", "token"])
 def test_worlds_can_follow_each_other_at_once(token: str) -> None:
     """Some leave as soon as they have met all, and are in the next world while others still leave this one."""
@@ -295,7 +286,6 @@ def _fail_and_meet_again(rounds: int) -> list[str]:
     return told
 
 
-@pytest.mark.sampled(one_in=3)
 def test_a_verdict_does_not_end_the_next_world() -> None:
     """A verdict still goes round when the first ranks that heard it meet again: the world of the same processes,
     addresses and token that follows is not ended by it."""
@@ -303,7 +293,6 @@ def test_a_verdict_does_not_end_the_next_world() -> None:
     assert told == [["MismatchError"] * 3 + [f"{SIZE}.0"]] * SIZE
 
 
-@pytest.mark.sampled(one_in=3)
 def test_ranks_that_encrypt_hear_of_the_dead_as_well(tmp_path: Path) -> None:
     """Connections to those that pass a verdict on are made when it has to be: with certificates."""
     dead = LOST["two-adjacent"]
@@ -323,7 +312,6 @@ def test_ranks_that_encrypt_hear_of_the_dead_as_well(tmp_path: Path) -> None:
             assert not left, outcome
 
 
-@pytest.mark.sampled
 def test_an_elastic_world_of_many_is_formed_again_when_ranks_are_lost() -> None:
     """Two neighbours are killed in mid step and replaced: no step counts twice, no survivor ends."""
     with started_slots(add_up_steps, SIZE, 6, (4,), env=CALM) as slots:
@@ -341,7 +329,6 @@ def test_an_elastic_world_of_many_is_formed_again_when_ranks_are_lost() -> None:
         assert (result["weights"], result["sizes"]) == ([6.0], [SIZE, SIZE])
 
 
-@pytest.mark.sampled
 def test_an_elastic_world_becomes_a_mesh_and_none_again() -> None:
     """From more ranks than watch each other to as many, and back."""
     with started_slots(add_up_steps, MESH_MOST + 1, 9, (2, 4, 6), env=CALM) as slots:

@@ -41,7 +41,6 @@ def _is_freed(collective: Callable[[np.ndarray], np.ndarray], x: np.ndarray) -> 
 
 
 @pytest.mark.usefixtures("no_collector")
-@pytest.mark.sampled(6)
 @pytest.mark.parametrize("transport", ["memory", "grpc", "shm"])
 @pytest.mark.parametrize("collective", COLLECTIVES.values(), ids=COLLECTIVES)
 def test_a_dropped_result_is_free(collective: Callable[[np.ndarray], np.ndarray], transport: str) -> None:

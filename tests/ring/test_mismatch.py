@@ -124,7 +124,7 @@ def test_all_ranks_raise_what_differs(transport: str, collective: Callable[[int]
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 def test_a_group_may_have_any_number_of_tensors(transport: str) -> None:
-    """What ranks say about 60,000 tensors is some megabytes, and does not have to fit into a request."""
+    """Ranks exchange some megabytes of metadata about 60,000 tensors, which need not fit into one request."""
     tensors = [np.ones(1, np.float32)] * 60_000
     with world_of(2, transport) as world:
         for result in world.run(lambda rank: rt.grouped_allreduce(tensors, rt.Sum)):
@@ -225,15 +225,15 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "set-range": (
         lambda: rt.add_process_set([0, 1]),
-        "process set [0, 1]: expected ranks from 0 to 0, at least one",
+        "process set [0, 1]: expected one or more ranks from 0 to 0",
     ),
     "set-not-added": (
         lambda: rt.barrier(rt.ProcessSet([0])),
-        "ranks=[0]) is not in use; pass it to init() or add_process_set() on all ranks first",
+        "ranks=[0]) is not in use; pass this process set to init() or add_process_set() on all ranks first",
     ),
     "name": (
         lambda: rt.allreduce(np.ones(3), name=5),
-        "name is 5 (int); expected a text or None",
+        "a tensor's name is 5 (int); expected a text or None",
     ),
     "object": (
         lambda: rt.broadcast_object({"model": [object()]}),
@@ -270,7 +270,7 @@ def test_optimizers_of_different_models_name_the_parameter(transport: str) -> No
     def build(rank: int) -> None:
         HostOptimizer({"a": np.zeros(3, np.float32), "w": np.zeros(4 + rank, np.float32)}, SGD(lr=0.1))
 
-    message = f'rank 1: parameter "w" is (5,) float32 there and (4,) float32 on rank 0; {BUILD}'
+    message = f'parameter "w" is (5,) float32 on rank 1, but (4,) float32 on rank 0; {BUILD}'
     with world_of(2, transport) as world:
         assert [str(error) for error in world.errors(build)] == [message] * 2
 
@@ -336,7 +336,7 @@ def test_ranks_that_take_other_numbers_of_micro_steps_are_told(transport: str, p
         for error in world.errors(train):
             assert isinstance(error, MismatchError), error
             if passes[1] > 1:
-                assert re.search("passes is [23] on rank [01] and [23] on rank [01]; every rank", str(error))
+                assert re.search("passes=[23] on rank [01], but passes=[23] on rank [01]; every rank", str(error))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

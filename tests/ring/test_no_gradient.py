@@ -29,9 +29,9 @@ STEPS = 6
 
 
 def _gradient(name: str, step: int, rank: int, dtype: Any) -> Flat | None:
-    """What a rank has: "a" in every step, "c" never, the others in some steps and on some ranks.
+    """Return a rank's gradient: "a" in every step, "c" never (None), the others in some steps and on some ranks.
 
-    Some begin with -0, and one is all -0: these are gradients."""
+    Some begin with -0, and one is all -0: these count as gradients."""
     if name == "c" or (name != "a" and (step + len(name) + ord(name)) % 3 == 0):
         return None
     if name in "ef" and (step + rank) % 2:
@@ -116,7 +116,6 @@ def test_each_parameter_moves_as_if_it_were_alone(size: int, transport: str) -> 
     _check(run_ranks(_trained, size, RUNS, env={"RINGTRAIN_TRANSPORT": transport}), size)
 
 
-@pytest.mark.sampled(one_in=3)
 def test_it_is_agreed_between_pods() -> None:
     """Ranks that share memory with some ranks, and reach the others over a network, agree alike."""
     _check(run_ranks(_trained, 4, RUNS, env_of=Pods(2)), 4)

@@ -34,7 +34,7 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class Run:
-    """How to train: everything that the results must not depend on, and the rule."""
+    """Settings of a training: the rule, and everything that the results must not depend on."""
 
     rule: str
     dtype: str = "float32"
@@ -95,7 +95,6 @@ def _bits(weights: dict[str, Array]) -> dict[str, bytes]:
     return {name: array.tobytes() for name, array in weights.items()}
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("size", [2, 3, 4])
 def test_ranks_end_with_the_weights_of_one_process(size: int) -> None:
     """For every rule: equal bits on all ranks, and the pooled process' weights to 1e-6 of their size.
@@ -113,7 +112,6 @@ def test_ranks_end_with_the_weights_of_one_process(size: int) -> None:
             assert np.abs(weights - alone[name]).max() <= tolerance * np.abs(alone[name]).max(), f"{run}, {name}"
 
 
-@pytest.mark.sampled(one_in=3)
 def test_how_it_is_done_changes_no_bit_on_the_ring() -> None:
     """Sharded or not, in small buckets or one: three real ranks end with the same bits, clipped or not."""
     runs = [

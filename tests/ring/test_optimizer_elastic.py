@@ -40,7 +40,7 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 @dataclass(frozen=True)
 class Case:
-    """How to train."""
+    """Settings of a training: rule, dtype, local parameters and optimizer options."""
 
     rule: Rule = field(default_factory=lambda: AdamW(0.1))
     dtype: Any = np.float32
@@ -128,7 +128,7 @@ def _size_of(transport: str) -> int:
 
 @contextlib.contextmanager
 def _undisturbed(case: Case, transport: str, size: int = SIZE) -> Iterator[list[dict[str, bytes]]]:
-    """What weights and state are after each update."""
+    """Yield the bits of weights and state after each update of a training without faults."""
     with world_of(size, transport) as world:
 
         def run(rank: int) -> list[dict[str, bytes]]:
@@ -178,7 +178,6 @@ def _all_go_on(opts: list[HostOptimizer], case: Case, updates: int, transport: s
         return world.run(run)
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
     """Whichever collective fails: all ranks have the bits of the last update that all have done, and go on."""
@@ -361,7 +360,7 @@ def test_weights_that_are_half_new_are_not_trained_on() -> None:
             opt.rollback(DISTURBED - 1)
             opt.submit("last", np.ones(3, np.float32))
 
-        all_raise(world.errors(run), ConfigurationError, "half new; call reform()")
+        all_raise(world.errors(run), ConfigurationError, "may be partly updated; call reform()")
 
 
 def test_an_optimizer_that_is_not_elastic_says_so() -> None:
@@ -406,7 +405,6 @@ def test_what_compression_owes_goes_on_as_far_as_it_is_known(name: str) -> None:
 LEAVERS = [list(found) for count in range(1, 4) for found in itertools.combinations(range(4), count)]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("name", "transport"),
     [
@@ -463,7 +461,7 @@ def test_both_homes_lost_is_said_on_every_rank() -> None:
         all_raise(
             errors,
             StateLost,
-            "ranks [1, 2] of the former world are lost: no other rank had a replica of the state of [1]",
+            "ranks [1, 2] of the former world are lost, and no other rank has a replica of the shards of [1]",
             ranks=(1,),
         )
 
@@ -519,7 +517,6 @@ def test_two_second_homes_are_in_two_other_pods_where_there_are_two(pods: list[i
 TWO_COPIES = {"redundancy": 2}
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("name", ["fused", "fused-half", "lamb-half-clip", "accumulate", "bf16", "int8-clip"])
 def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: str) -> None:
     """Whichever two: those who go on have the bits of a world that was not disturbed. Three are said on all."""
@@ -538,7 +535,6 @@ def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: st
         all_raise(world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)), StateLost, ranks=(1,))
 
 
-@pytest.mark.sampled(3)
 @pytest.mark.parametrize("transport", ["memory", "grpc", "shm", "pods"])
 @pytest.mark.parametrize("name", ["fused", "lamb", "clip"])
 def test_two_ranks_that_are_lost_in_an_update_cost_no_more_than_that(name: str, transport: str) -> None:
@@ -626,11 +622,10 @@ def test_a_bit_that_flips_between_two_updates_is_found_on_its_rank(where: str) -
         all_raise(errors, StateCorrupt, words.get(where, changed), ranks=(1,))
 
 
-TWO_HOMES = "rank 2 and rank 0, which has its replica, have different bits of it"
-OF_THREE = "rank 2 differs from the others: its memory"
+TWO_HOMES = "the shard of rank 2 differs from its replica on rank 0"
+OF_THREE = "arithmetic of rank 2 is wrong"
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize(
     ("name", "where", "ranks", "words"),
     [
@@ -641,7 +636,7 @@ OF_THREE = "rank 2 differs from the others: its memory"
 def test_a_bit_that_flipped_unseen_is_found_by_all_homes(
     name: str, where: str, ranks: tuple[int, ...], words: str
 ) -> None:
-    """Which of two is wrong is not claimed; of three copies the odd one is named."""
+    """With two copies the error names both ranks; with three it names the rank that differs."""
     case = CASES[name]
     with world_of(SIZE) as world:
 
@@ -656,7 +651,7 @@ def test_a_bit_that_flipped_unseen_is_found_by_all_homes(
 
 
 def test_a_state_that_is_loaded_or_rolled_back_to_is_no_corruption() -> None:
-    """Where nothing is under way, neither changes the count of updates."""
+    """Between updates, neither load_state_dict() nor rollback() raises or changes the count of updates."""
     case = CASES["fused"]
     with world_of(SIZE) as world:
 
@@ -673,7 +668,6 @@ def test_a_state_that_is_loaded_or_rolled_back_to_is_no_corruption() -> None:
         assert world.run(run) == [EVERY + 1] * SIZE
 
 
-@pytest.mark.sampled(one_in=3)
 def test_copies_are_alike_after_many_updates() -> None:
     """Whatever the rule and the way of the gradients."""
     for name in ("lamb-half-clip", "int8-clip"):

@@ -1,4 +1,4 @@
-"""What a job needs after a fault: an error that names the lost rank, and a checkpoint to continue from."""
+"""Recovery of a job after a fault: an error that names the lost rank, and a checkpoint to continue from."""
 
 import os
 import signal

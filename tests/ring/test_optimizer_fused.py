@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from support.pods import Pods
 from support.ranks import run_ranks
-from support.sampling import Sample
 
 import ringtrain as rt
 from ring.worlds import world_of
@@ -81,15 +80,14 @@ def _trained(
     return trained
 
 
-def _rules_and_types(sample: Sample) -> list[tuple[Rule, np.dtype[Any]]]:
-    return sample.of(itertools.product(RULES.values(), DTYPES), 6, "rules and types")
+Runs = Sequence[tuple[Rule, np.dtype[Any]]]
+EACH_ONCE: Runs = list(zip(RULES.values(), itertools.cycle(DTYPES)))
+ALL: Runs = list(itertools.product(RULES.values(), DTYPES))
 
 
-@pytest.mark.sampled(2)
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
-def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, sample: Sample) -> None:
+@pytest.mark.parametrize(("size", "runs"), [(1, EACH_ONCE), (2, EACH_ONCE), (3, ALL), (4, EACH_ONCE)], ids=range(1, 5))
+def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, runs: Runs) -> None:
     """For every rule that has one and every type: weights and state of all ranks, in memory and over gRPC."""
-    runs = _rules_and_types(sample)
     apart = run_ranks(_trained, size, runs, {}, False, env={"RINGTRAIN_TRANSPORT": "grpc"})
     for transport in ("auto", "grpc"):
         fused = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": transport})
@@ -100,12 +98,13 @@ def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, sample:
             assert all(fused[rank][index] == (updates, bits) for rank in range(size)), (transport, run)
 
 
-@pytest.mark.sampled(1)
-@pytest.mark.parametrize(("pods", "each"), [(2, 2), (3, 2), (2, 3)])
-def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int, sample: Sample) -> None:
+@pytest.mark.parametrize(
+    ("pods", "each", "runs"), [(2, 2, ALL), (3, 2, EACH_ONCE), (2, 3, EACH_ONCE)], ids=["2-2", "3-2", "2-3"]
+)
+def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int, runs: Runs) -> None:
     """For every rule that has one and every type, also where a second home follows and where a chunk has several
     segments: weights and state of all ranks."""
-    size, runs = pods * each, _rules_and_types(sample)
+    size = pods * each
     for options in ({}, {"elastic": True}):
         apart = run_ranks(_trained, size, runs, options, False, env_of=Pods(pods, each=each))
         fused = run_ranks(_trained, size, runs, options, env_of=Pods(pods, each=each))
@@ -125,10 +124,9 @@ SEPARATE: list[tuple[Rule, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(("rule", "options"), SEPARATE, ids=["clip", "lamb", "bf16", "fp16-clip-elastic", "int8"])
 def test_norms_and_compression_have_the_same_bits_between_pods(rule: Rule, options: dict[str, Any]) -> None:
-    """Where ranks of a pod reduce and gather what they map of each other: as over gRPC, for every type."""
+    """Ranks of a pod that reduce and gather in shared memory get the same bits as over gRPC, for every type."""
     runs = [(rule, dtype) for dtype in DTYPES]
     flat = run_ranks(_trained, 4, runs, options, env={"RINGTRAIN_TRANSPORT": "grpc"})
     pods = run_ranks(_trained, 4, runs, options, env_of=Pods(2))
@@ -146,7 +144,6 @@ def _trained_long(fuses: bool) -> tuple[int, list[bytes]]:
     return group.updates, [weights.tobytes() for weights in opt.weights.values()]
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("pods", [2, 3])
 def test_segments_follow_each_other_through_the_pods(pods: int) -> None:
     apart = run_ranks(_trained_long, 2 * pods, False, env_of=Pods(pods))
@@ -164,7 +161,6 @@ def _trained_in_place(in_place: bool, options: dict[str, Any]) -> list[bytes]:
     return [weights.tobytes() for name, weights in opt.weights.items() if name != "own"]
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"compression": "int8"}, {"elastic": True}], ids=str)
 def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copied(options: dict[str, Any]) -> None:
     """In one pod and over gRPC, fused or not: the same weights on all ranks."""
@@ -174,7 +170,6 @@ def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copie
         assert copied[0] == copied[1] == in_place[0] == in_place[1]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_what_needs_more_than_one_pass_takes_it() -> None:
     """A norm over all gradients, a layer's norm, and state that every rank has whole."""
     several = [(SGD(0.1), {"clip_norm": 1.0}), (SGD(0.1), {"sharded": False}), (LAMB(), {})]
@@ -198,7 +193,6 @@ def _accumulated_and_loaded(fuses: bool = True) -> tuple[int, list[bytes]]:
     return group.updates, [opt.weights["w"].tobytes()]
 
 
-@pytest.mark.sampled
 def test_accumulating_and_loading_go_on_as_in_passes_of_their_own() -> None:
     apart = run_ranks(_accumulated_and_loaded, 3, False)
     for transport in ("auto", "grpc"):
@@ -236,7 +230,6 @@ def test_a_weight_that_was_waited_for_is_new_everywhere(transport: str) -> None:
     assert run_ranks(_weights_on_their_way, 2, env={"RINGTRAIN_TRANSPORT": transport}) == [[True] * 100] * 2
 
 
-@pytest.mark.sampled
 def test_a_weight_that_was_waited_for_is_new_in_all_pods() -> None:
     """Whether the own pod or another one has updated it, and whichever rank brought it into this one's memory."""
     assert run_ranks(_weights_on_their_way, 4, env_of=Pods(2)) == [[True] * 100] * 4

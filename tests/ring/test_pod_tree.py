@@ -49,7 +49,6 @@ def uneven(length: int, size: int) -> list[int]:
     return [0, 0, *(length * part // (2 * size) for part in range(1, size - 3)), length // 2, length // 2, length]
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("pods", [2, 3, 4, 5, 6, 7])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_every_length_is_the_same_tree(pods: int, length: int) -> None:
@@ -72,7 +71,6 @@ def test_every_length_is_the_same_tree(pods: int, length: int) -> None:
             assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [13, 200_003], ids=["short", "long"])
 def test_every_type_and_operation_is_the_same_tree(dtype: str, length: int) -> None:
@@ -97,7 +95,6 @@ def test_every_type_and_operation_is_the_same_tree(dtype: str, length: int) -> N
                 assert_same_bits(own, expected[bounds[rank] : bounds[rank + 1]])
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7, 13])
 @pytest.mark.parametrize("length", LENGTHS.values(), ids=LENGTHS)
 def test_ranks_that_share_no_memory_are_a_tree_of_ranks(size: int, length: int) -> None:
@@ -137,7 +134,6 @@ def test_every_type_and_operation_is_the_same_tree_of_ranks(dtype: str) -> None:
                     assert_same_bits(got, expected)
 
 
-@pytest.mark.sampled
 def test_a_tree_of_ranks_is_between_more_than_64() -> None:
     """By itself; and up to the bound it is the fold in rank order."""
     parts = [made((20_003,), "float32", rank) for rank in range(65)]
@@ -228,7 +224,6 @@ def allreduce_for_ever(length: int) -> str:
             context.close()
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("victim", "number", "length"),
     [

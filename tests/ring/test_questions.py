@@ -1,4 +1,4 @@
-"""How a question over gRPC ends without its answer: what the peer had of it, and why."""
+"""Errors of gRPC requests without an answer: whether the peer received the request, and the cause."""
 
 import threading
 from collections.abc import Iterator

@@ -96,7 +96,7 @@ def test_arguments_without_meaning_are_said_to_have_none(caplog: pytest.LogCaptu
     """Each in one line with its reason, and the function runs."""
     given: dict[str, Any] = dict.fromkeys(horovod_run.IGNORED_ARGUMENTS, 1)
     assert rt.run(functions.variable, ("HOROVOD_SIZE",), **given) == ["1"]
-    said = re.findall(r"run: (\w+) has no meaning here and is accepted: (.+)", caplog.text)
+    said = re.findall(r"run: the argument (\w+) is ignored: (.+)", caplog.text)
     assert dict(said) == horovod_run.IGNORED_ARGUMENTS
     assert len(said) == len(given)
 
@@ -122,10 +122,10 @@ def test_arguments_that_mean_something(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"hosts": "elsewhere:2"}, "elsewhere is another machine, and run"),
-        ({"hosts": "localhost:2", "num_proc": 3}, "np is 3 and the hosts have 2 slots"),
+        ({"hosts": "elsewhere:2"}, "elsewhere is another machine, but run"),
+        ({"hosts": "localhost:2", "num_proc": 3}, "np=3, but the hosts have only 2 slots"),
         ({"hosts": "localhost:many"}, "run: hosts localhost:many: 'many' is not a number of slots"),
-        ({"hosts": "localhost:2", "hostfile": "x"}, "expected one of them"),
+        ({"hosts": "localhost:2", "hostfile": "x"}, "pass one of them"),
         ({"hostfile": "/absent"}, "hostfile /absent: No such file"),
     ],
 )
@@ -167,7 +167,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize("how", ["stays", "ends"])
 def test_what_ranks_have_started_ends_with_them(how: str, tmp_path: Path) -> None:
-    """Where the process that called run() is killed, too, and the folder with the run's secret."""
+    """Processes that ranks started end and the run's secret is deleted, also if the caller of run() is killed."""
     mark = str(uuid.uuid4())
     (tmp_path / "script.py").write_text(LEAVES)
     (tmp_path / "tmp").mkdir()

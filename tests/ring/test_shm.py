@@ -181,7 +181,7 @@ def test_threads_of_a_rank_take_turns() -> None:
 
 
 def test_what_took_no_wait_is_told_to_those_who_ask() -> None:
-    """How many collectives a rank has done, and which was the last, whether it waited in it or not."""
+    """A rank reports the number of its collectives and the last one, whether it waited in it or not."""
 
     def reduce(rank: int) -> None:
         offers, process_set = current()._member.offers, group_of().communicator._group._process_set
@@ -326,6 +326,7 @@ def interrupted_while_waiting(collective: str) -> tuple[str, list[str]]:
 
     def interrupt(number: int, frame: Any) -> None:
         if any(sequence > 1 for sequence in offers.reached().values()):
+            signal.setitimer(signal.ITIMER_REAL, 0)
             raise KeyboardInterrupt
 
     try:
@@ -337,7 +338,6 @@ def interrupted_while_waiting(collective: str) -> tuple[str, list[str]]:
             current()._member.failure_state.wait(60)
             meet()
     except (KeyboardInterrupt, PeerLost) as error:
-        signal.setitimer(signal.ITIMER_REAL, 0)
         rt.shutdown()
         return repr(error), mapped_segments()
     return "no error", []

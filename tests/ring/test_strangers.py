@@ -1,4 +1,4 @@
-"""What reaches a rank's port without a session is bounded: bytes, connections, threads, time and log lines."""
+"""Limits for peers without a session at a rank's port: bytes, connections, threads, time and log lines."""
 
 import logging
 import socket
@@ -116,7 +116,7 @@ def test_the_oldest_stranger_has_to_go() -> None:
 
 
 def test_a_stranger_has_little_time() -> None:
-    """Who has not proved itself in time is ended."""
+    """A peer that does not authenticate within the time limit is disconnected."""
     gone = threading.Event()
     strangers = UnauthenticatedPeers(most=3, limit_s=0.05)
     strangers.enter(gone.set)

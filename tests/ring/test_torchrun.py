@@ -50,7 +50,6 @@ def _ended(started: list["subprocess.Popen[str]"]) -> list[str]:
     return sorted("".join(out for out, _ in ends).splitlines())
 
 
-@pytest.mark.sampled(one_in=3)
 @pytest.mark.parametrize("more", [[], ["--standalone"]], ids=["static", "standalone"])
 def test_ranks_of_one_torchrun_meet(more: list[str], tmp_path: Path) -> None:
     """`torchrun --nproc-per-node 2 script.py`, and the script may leave its world and enter the next one."""
@@ -62,7 +61,6 @@ def test_ranks_of_one_torchrun_meet(more: list[str], tmp_path: Path) -> None:
     assert lines == 2 * ["[0, 2, 0, 2, 0, 1] sum 3.0"] + 2 * ["[1, 2, 1, 2, 0, 1] sum 3.0"]
 
 
-@pytest.mark.sampled
 def test_ranks_of_torchrun_on_two_hosts_meet(tmp_path: Path) -> None:
     """One torchrun a host, found through `--master-addr`; places on hosts are those that torchrun says."""
     need("torch")
@@ -196,7 +194,7 @@ def test_another_token_is_named() -> None:
 def test_a_rank_without_a_token_warns(
     address: str, token: bytes | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Where others than this host's processes reach it."""
+    """A rank without a token warns if processes of other hosts can reach its address."""
     with caplog.at_level(logging.WARNING, "ringtrain"):
         warn_without_token(RingConfig(0, 2, (address, "b:1"), token=token))
     assert ("every process that reaches 10.9.8.7:1 can take part in this world" in caplog.text) is warned

@@ -49,7 +49,7 @@ class World:
         return [future.result(DEADLINE_S) for future in self._start(function)]
 
     def errors(self, function: Callable[[int], Any]) -> list[BaseException | None]:
-        """What `function(rank)` raised on every rank."""
+        """Return the exception of `function(rank)` on every rank; None if it raised none."""
         return [future.exception(DEADLINE_S) for future in self._start(function)]
 
     def meet(self) -> None:
@@ -77,7 +77,7 @@ class World:
 def all_raise(
     errors: list[BaseException | None], kind: type[BaseException], *words: str, ranks: tuple[int, ...] | None = None
 ) -> None:
-    """What every rank raised is of this kind, has these words, and names `ranks`, if it names any."""
+    """Check that every rank raised a `kind` with these words and, if passed, with these `ranks`."""
     for error in errors:
         assert isinstance(error, kind), error
         assert ranks is None or error.ranks == ranks
@@ -130,7 +130,7 @@ def world_of(
 
 
 def made_transport(kind: str, config: WorkerConfig, network: MemoryNetwork) -> Transport:
-    """What a rank of `world_of` uses. firewalled: no data port can be reached; mixed: rank 1 has none."""
+    """Return the transport of a rank of `world_of`. firewalled: no data port can be reached; mixed: rank 1 has none."""
     settings = (config.place.rank, config.addresses, config.waits.timeout_s)
     if kind == "firewalled":
         return Firewalled(*settings)

@@ -46,7 +46,7 @@ STATUS: dict[str, Any] = {
 
 
 def on_page(heading: str) -> Found:
-    """What the table below a heading says."""
+    """Return the metrics in the table below a heading."""
     (section,) = re.findall(rf"^## {heading}.*?\n(.*?)(?=^## |\Z)", PAGE.read_text(), re.DOTALL | re.MULTILINE)
     rows = re.findall(r"^\| `(\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", section, re.MULTILINE)
     return {name: (kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows}
@@ -96,7 +96,7 @@ def test_as_many_series_as_the_page_says() -> None:
 
 
 def series(status: dict[str, Any]) -> int:
-    """How many a launcher with this status has."""
+    """Return the number of a launcher's series for this status."""
     return sum(len(family.samples) for family in StatusCollector(lambda: status).collect())
 
 

@@ -1,4 +1,4 @@
-"""Data-parallel training: ring allreduce over gRPC and an optimizer that lives in host memory."""
+"""Data-parallel training: ring allreduce over gRPC, and an optimizer whose state is in host memory."""
 
 import importlib.util
 import os
@@ -20,7 +20,7 @@ _FOLDERS = ("checkpoint", "data", "elastic", "errors", "optim", "timeline")
 
 
 def __getattr__(name: str) -> Any:
-    """Load the public API on first use of a name, because agents, launchers and commands need neither it nor numpy."""
+    """Load the public API on first use of a name. Agents, launchers and commands need neither it nor numpy."""
     if name in _FOLDERS:
         return importlib.import_module(f"ringtrain.{name}")
     # Python looks up dunder names on modules itself, and an import statement loads submodules itself.

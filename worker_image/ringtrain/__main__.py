@@ -1,5 +1,5 @@
 """Entry point of `python -m ringtrain`: run the `ringtrain` command."""
 
-from ringtrain_job.cli.main import main
+from ringtrain_job.cli.entry import ringtrain
 
-main()
+ringtrain()

@@ -1,4 +1,4 @@
-"""One rank of `ringtrain bench allreduce`."""
+"""Program of one rank of `ringtrain bench allreduce`."""
 
 import resource
 import statistics
@@ -32,7 +32,7 @@ def measure(nbytes: int, repetitions: int) -> dict[str, object]:
 
 
 def quartiles(times: list[float]) -> list[float]:
-    """Return first quartile, median and third quartile of `times`, all between the least and the greatest value."""
+    """Return the first quartile, median and third quartile of `times`."""
     return statistics.quantiles(times, n=4, method="inclusive") if len(times) > 1 else times * 3
 
 

@@ -1,4 +1,4 @@
-"""Host optimizers for devices without a framework, from the plugin ringtrain-graphcore."""
+"""Re-export of the host optimizers for devices without a framework, from the plugin ringtrain-graphcore."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Training over slow links, by the plugin ringtrain-diloco."""
+"""Re-export of DiLoCo (training over slow links) from the plugin ringtrain-diloco."""
 
 from ringtrain.shared.plugins import provide
 

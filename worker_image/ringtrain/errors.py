@@ -1,4 +1,4 @@
-"""Exceptions that the runtime raises.
+"""Exceptions that Ringtrain raises in rank processes.
 
     RingtrainError             a RuntimeError, like the errors of Horovod's collectives
     ├── ConfigurationError     a setting or argument is wrong; names it, its value and what was expected
@@ -55,7 +55,7 @@ class PeerLost(RingtrainError, ConnectionError):
 
 
 class StateLost(RingtrainError):
-    """A part of the optimizer's state is on no rank of the new world.
+    """A part of the optimizer's state was lost with the ranks that had it.
 
     `ranks`: the ranks of the former world that had it.
     """
@@ -66,7 +66,7 @@ class StateLost(RingtrainError):
 
 
 class NotRestored(StateLost):
-    """No rank has committed state and no checkpoint was loaded, so training would silently start from scratch."""
+    """No rank has committed state and no checkpoint was loaded, so training would start from scratch unnoticed."""
 
 
 class StateCorrupt(RingtrainError):
@@ -81,8 +81,8 @@ class StateCorrupt(RingtrainError):
 
 
 class RankFailed(RingtrainError):
-    """A rank that `ringtrain.run()` started failed, or did not end in time. `rank`: number of the failed rank; None
-    if several ranks failed."""
+    """A rank that `ringtrain.run()` started failed or did not end in time. `rank`: number of the rank; None if several
+    ranks failed."""
 
     def __init__(self, rank: int | None, message: str) -> None:
         super().__init__(message)
@@ -101,7 +101,7 @@ class StorageError(RingtrainError, OSError):
 
 
 class ObjectMissing(StorageError):
-    """The object does not exist in its store."""
+    """An object does not exist in its object store."""
 
 
 class CheckpointError(RingtrainError, OSError):
@@ -113,7 +113,7 @@ _NAMED_MOST = 8
 
 
 def shown(value: object) -> str:
-    """Return `value` as text for a message: strings unchanged, others by repr, truncated if long."""
+    """Return `value` as text for a message: a string unchanged, other values by repr. Long texts are truncated."""
     try:
         text = value if isinstance(value, str) else repr(value)
     except (RecursionError, ValueError):  # nested too deeply, or a number with too many digits
@@ -122,12 +122,12 @@ def shown(value: object) -> str:
 
 
 def quoted(value: object) -> str:
-    """Return `value` as `shown` does, with strings in quotes."""
+    """Return `value` as text for a message like `shown`, with quotes around a string."""
     return shown(repr(value)) if isinstance(value, str) else shown(value)
 
 
 def some_of(names: Sequence[str]) -> str:
-    """Join `names` for a message: the first few, and the number of the others, so that it stays short in large jobs."""
+    """Join `names` for a message. Lists only the first few and the number of the others if there are many."""
     more = len(names) - _NAMED_MOST
     return ", ".join(names[:_NAMED_MOST]) + (f" and {more} more" if more > 0 else "")
 

@@ -1,4 +1,4 @@
-"""Effect of the arguments of `horovod.run` on ranks of this machine, or the reason for which they have no effect."""
+"""Arguments of `horovod.run`: the effect of some on local ranks, and the reasons why others are ignored."""
 
 import logging
 import os
@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.formats import counted
 from ringtrain.shared.hosts import read_hostfile, read_hosts
 
 log = logging.getLogger("ringtrain")
@@ -38,16 +39,17 @@ def warn_ignored_arguments(**given: object) -> None:
     """Log a warning for each argument that is not None. Each must be a key of `IGNORED_ARGUMENTS`."""
     for name, value in given.items():
         if value is not None:
-            log.warning("run: %s has no meaning here and is accepted: %s", name, IGNORED_ARGUMENTS[name])
+            log.warning("run: the argument %s is ignored: %s", name, IGNORED_ARGUMENTS[name])
 
 
 def checked_rank_count(requested: Any, hosts: str | None, hostfile: str | None) -> Any:
-    """Return `requested`, the number of ranks, after checking that `hosts` or `hostfile` provides the slots.
+    """Return `requested`, the number of ranks. Checks that `hosts` or `hostfile` provides enough slots.
 
-    Raises ConfigurationError if both are set, if a host is another machine, and if there are too few slots.
+    Raises ConfigurationError if both `hosts` and `hostfile` are set, if a host is another machine, and if there are too
+    few slots.
     """
     if hosts is not None and hostfile is not None:
-        raise ConfigurationError(f"run: hosts is {hosts!r} and hostfile is {hostfile!r}; expected one of them")
+        raise ConfigurationError(f"run: hosts={hosts!r} and hostfile={hostfile!r} are both set; pass one of them")
     if hosts is None and hostfile is None:
         return requested
     ranks = requested if isinstance(requested, int) else 1
@@ -58,17 +60,19 @@ def checked_rank_count(requested: Any, hosts: str | None, hostfile: str | None) 
     )
     if others := [host.name for host in found if not host.is_here]:
         raise ConfigurationError(
-            f"run: {others[0]} is another machine, and run() starts ranks on this one; start the script there by "
-            "horovodrun -H, or as a job"
+            f"run: {others[0]} is another machine, but run() starts ranks only on this one; use horovodrun -H or a job"
         )
     there = sum(host.slots for host in found)
     if isinstance(requested, int) and requested > there:
-        raise ConfigurationError(f"run: np is {requested} and the hosts have {there} slots; give them {requested}")
+        raise ConfigurationError(
+            f"run: np={requested}, but the hosts have only {counted(there, 'slot')}; pass hosts with at least "
+            f"{requested} slots"
+        )
     return requested
 
 
 def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:
-    """Return the environment variables that pass these arguments to the ranks."""
+    """Return environment variables that pass these arguments of `horovod.run` to the ranks."""
     found = {}
     if start_timeout is not None:
         found[contract.ENV_TIMEOUT] = f"{float(start_timeout):g}"
@@ -78,7 +82,8 @@ def variables(start_timeout: float | None, verbose: Any) -> dict[str, str]:
 
 
 def output_directories(name: str | None, size: int) -> Sequence[Path | None]:
-    """Create a folder for each rank's output in the directory `name`. Raises ConfigurationError if that fails."""
+    """Create and return a folder for each rank's output in directory `name`. Raises ConfigurationError if that
+    fails."""
     if name is None:
         return [None] * size
     digits = len(str(size - 1))

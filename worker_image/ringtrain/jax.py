@@ -1,4 +1,4 @@
-"""JAX, from the plugin ringtrain-jax: `import ringtrain.jax as hvd`."""
+"""Re-export of the JAX adapter of the plugin ringtrain-jax: `import ringtrain.jax as hvd`."""
 
 from ringtrain.shared.plugins import provide
 

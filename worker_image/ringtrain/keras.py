@@ -1,4 +1,4 @@
-"""Keras, from the plugin ringtrain-tensorflow: `import ringtrain.keras as hvd`."""
+"""Re-export of the Keras adapter of the plugin ringtrain-tensorflow: `import ringtrain.keras as hvd`."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""PyTorch Lightning, from the plugin ringtrain-torch: `Trainer(strategy=RingtrainStrategy())`."""
+"""Re-export of the Lightning strategy of the plugin ringtrain-torch: `Trainer(strategy=RingtrainStrategy())`."""
 
 from ringtrain.shared.plugins import provide
 

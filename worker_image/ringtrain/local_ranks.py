@@ -1,4 +1,4 @@
-"""Run a function as ranks of a world on this machine, and return the result of each rank."""
+"""Run a function in rank processes on this machine, and return the result of each rank."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _GRACE_S: Final = 10.0
 
 @dataclass(frozen=True)
 class _LocalRank:
-    """Process of one rank, and the pipe from which its result is read."""
+    """Process of one local rank, and the pipe through which it returns its result."""
 
     process: BaseProcess
     pipe: Connection
@@ -37,7 +37,7 @@ class _LocalRank:
 
 @dataclass(frozen=True)
 class _LocalRankFailure:
-    """Error of a failed rank. `follows`: the rank failed because it lost another rank."""
+    """Error of a failed rank. `follows`: whether the rank failed only because another rank was lost."""
 
     error: RankFailed
     follows: bool
@@ -147,7 +147,7 @@ def run(
 
 
 def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return the environment variables of each rank: its address on loopback and a token for this run."""
+    """Return the environment variables of each rank, such as its loopback address and the token of this run."""
     import secrets
 
     from ringtrain.shared.place import RankPlace
@@ -173,9 +173,10 @@ def _local_rank_environments(size: int, directory: Path, env: Mapping[str, str])
 
 
 def _local_rank_main(parent: int, pipe: Connection, env: Mapping[str, str], work: bytes, output: Path | None) -> None:
-    """Entry point of a rank process: run the work and send its result or error.
+    """Entry point of a rank process: run the work and send its result or error through `pipe`.
 
-    `output`: the folder for its stdout and stderr, or None.
+    `parent`: PID of the process that started the rank. `work`: pickled function and arguments. `output`: folder for the
+    rank's stdout and stderr, or None.
     """
     from ringtrain.shared.processes import die_with_parent
 
@@ -242,7 +243,7 @@ def _received_from_local_rank(rank: int, entry: _LocalRank) -> Any:
 
 
 def _end_local_ranks(ranks: Sequence[_LocalRank]) -> None:
-    """Kill the processes that still run, and wait for all."""
+    """Kill the processes that still run, and wait until all have ended."""
     for entry in ranks:
         if entry.process.is_alive():
             entry.process.kill()
@@ -252,7 +253,7 @@ def _end_local_ranks(ranks: Sequence[_LocalRank]) -> None:
 
 
 def _check_ranks_find_function(func: Callable[..., Any]) -> None:
-    """Raise ConfigurationError if ranks cannot import `func`, as in a notebook, and cloudpickle is not installed."""
+    """Raise ConfigurationError if ranks cannot import `func` (as in a notebook) and cloudpickle is not installed."""
     interactive = func.__module__ == "__main__" and not hasattr(sys.modules["__main__"], "__file__")
     if interactive and find_spec("cloudpickle") is None:
         name = getattr(func, "__qualname__", repr(func))
@@ -273,7 +274,7 @@ def _pickled_for_local_ranks(value: Any, what: str) -> bytes:
         data: bytes = pickler.dumps(value)
     except Exception as error:
         raise ConfigurationError(
-            f"{what} can't be pickled ({type(error).__name__}: {error}); pass what lives at the top of a module, "
+            f"{what} can't be pickled ({type(error).__name__}: {error}); define it at the top level of a module, "
             "or install cloudpickle"
         ) from error
     return data

@@ -1,4 +1,4 @@
-"""Names of Graphcore's PopART extension, from the plugin ringtrain-graphcore."""
+"""Re-export of Graphcore's PopART names from the plugin ringtrain-graphcore."""
 
 from ringtrain.shared.plugins import provide
 

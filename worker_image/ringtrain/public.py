@@ -41,13 +41,9 @@ from ringtrain._core.process_groups.context import (
     sites,
     size,
 )
-from ringtrain._core.process_groups.group import Handle, poll, synchronize
+from ringtrain._core.process_groups.executor import Handle, poll, synchronize
 from ringtrain._core.process_groups.objects import allgather_object, broadcast_object
-from ringtrain._core.process_groups.process_sets import (
-    ProcessSet,
-    add_process_set,
-    global_process_set,
-)
+from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
 from ringtrain._core.reduction.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringtrain.errors import (
     CheckpointError,

@@ -1,4 +1,4 @@
-"""Ray, from the plugin ringtrain-clusters: ranks in the actors of a placement group."""
+"""Re-export of the Ray runner of the plugin ringtrain-clusters: ranks in the actors of a placement group."""
 
 from ringtrain.shared.plugins import provide
 

@@ -47,7 +47,8 @@ def report(
     metrics: Mapping[str, SupportsFloat] | None = None,
     **numbers: SupportsFloat,
 ) -> None:
-    """Report that this rank has finished `step`. It is shown as progress and throughput, and stored in `metrics.jsonl`.
+    """Report that this rank has finished `step`. The report is shown as progress and throughput, and stored in
+    `metrics.jsonl`.
 
     `samples`: number that this rank has processed since its last report. `unit`: the name of a sample ("images").
     `numbers`: metrics by name, as in `report(step, loss=loss, grad_norm=norm)`. `metrics`: metrics whose names are not
@@ -92,13 +93,13 @@ def _near_argument(name: str) -> str:
 
 
 def add_to_reports(metrics: Mapping[str, float]) -> None:
-    """Add `metrics` to each later report of this job. Metrics that the script passes take precedence."""
+    """Add `metrics` to all later reports of this rank. Metrics that the script passes take precedence."""
     if _report_fd() is not None:
         _added.update(metrics)
 
 
 def report_start(step: int, path: str) -> None:
-    """Report that training starts from the checkpoint of `step` at `path`, or from none (`path` empty)."""
+    """Report that training starts from the checkpoint of `step` at `path`; without a checkpoint if `path` is empty."""
     send_report({"step": step, "time": time.time(), "startedFrom": path[-_PATH_CHARS:]})
 
 
@@ -113,9 +114,9 @@ def _report_count(name: str, value: int, low: int) -> int:
     try:
         number = int(value)
     except (TypeError, ValueError, OverflowError) as exc:
-        raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on") from exc
+        raise ConfigurationError(f"report: {name}={value!r}: expected an integer of at least {low}") from exc
     if number != value or number < low:
-        raise ConfigurationError(f"report: {name}={value!r}: expected an integer from {low} on")
+        raise ConfigurationError(f"report: {name}={value!r}: expected an integer of at least {low}")
     if number > _MOST:
         raise ConfigurationError(f"report: {name} is above {_MOST}, the limit of a job's status")
     return number
@@ -124,7 +125,7 @@ def _report_count(name: str, value: int, low: int) -> int:
 def _report_samples(value: float) -> float:
     number = _finite_report_number("samples", value)
     if number is None or not 0 <= number <= _MOST:
-        raise ConfigurationError(f"report: samples={value!r}: expected a number from 0 on")
+        raise ConfigurationError(f"report: samples={value!r}: expected a number of at least 0")
     return number
 
 
@@ -180,7 +181,7 @@ def send_report(document: dict[str, object]) -> bool:
 
 
 def _report_fd() -> int | None:
-    """Return the pipe to the agent; None outside a job and in a child process that did not inherit it."""
+    """Return the pipe to the agent; None outside a job, or in a child process that did not inherit it."""
     named = os.environ.get(contract.ENV_REPORT_FD, "")
     if not named.isdecimal():
         return None

@@ -1,4 +1,4 @@
-"""Configuration of a run, for later comparison: `ringtrain.report_config(...)`, and versions of packages."""
+"""Report of a run's configuration (`ringtrain.report_config(...)`) and package versions, to compare runs later."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Scalar = str | int | float | bool | None
 def report_config(config: Mapping[str, Any]) -> None:
     """Report the configuration that identifies this run, such as its hyperparameters.
 
-    It is shown on the job's page and stored in `run.json`.
+    The configuration is shown on the job's page and stored in `run.json`.
 
     `config`: a dict of numbers, strings, booleans, None, paths, and of dicts and lists of these, up to 32 KiB as JSON.
     Nested dicts become dotted names: `optimizer.lr`. A string is replaced by `***` if its name contains a word such as
@@ -41,7 +41,7 @@ def report_config(config: Mapping[str, Any]) -> None:
     """
     if not isinstance(config, Mapping):
         what = type(config).__name__
-        raise ConfigurationError(f"report_config: expected a dict, got {what}; vars(args) makes one of arguments")
+        raise ConfigurationError(f"report_config: expected a dict, got {what}; for parsed arguments pass vars(args)")
     try:
         flat = dict(_flat_run_config("", config))
     except RecursionError:
@@ -51,11 +51,13 @@ def report_config(config: Mapping[str, Any]) -> None:
     report_versions()
     for part in _run_config_parts(flat):
         if not _send_run_config({"config": part}):
-            log.warning("report_config: the agent's pipe is full, %s was dropped; call it again", ", ".join(part))
+            log.warning(
+                "report_config: the agent's pipe is full, %s was dropped; call report_config again", ", ".join(part)
+            )
 
 
 def report_versions() -> None:
-    """Report the versions of Python and of the listed packages that this process has imported."""
+    """Report the versions of Python and of common packages, such as numpy and torch, that this process has imported."""
     found = {name: getattr(sys.modules.get(name), "__version__", None) for name in PACKAGES}
     versions = {name: str(version) for name, version in found.items() if version is not None}
     _send_run_config({"versions": {"python": platform.python_version(), **versions}})

@@ -1,4 +1,4 @@
-"""Spark, from the plugin ringtrain-clusters: ranks in the tasks of a barrier stage."""
+"""Re-export of the Spark runner of the plugin ringtrain-clusters: ranks in the tasks of a barrier stage."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Measurement of this process's time: input, reduction, update; the rest is compute. `ringtrain.report` sends it.
+"""Measurement of the time that this process spends in input, reduction, update and compute, for `ringtrain.report`.
 
 At each moment the process is in exactly one part, so the sum of the parts never exceeds the elapsed time:
 
@@ -24,7 +24,7 @@ _HIDDEN: Final = 3  # an update by another thread: its time counts only if the t
 
 
 class _ThreadStepTime(threading.local):
-    """State of the calling thread. `is_background`: whether it is a background thread, not the training thread."""
+    """State of the calling thread. `is_background`: the thread is not the training thread."""
 
     is_background = False
 
@@ -33,14 +33,14 @@ _thread: Final = _ThreadStepTime()
 
 
 class StepTime:
-    """Seconds spent in each part since the last `take`. Thread-safe."""
+    """Seconds that this process spent in each part of a step since the last `take`. Thread-safe."""
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._take_short: Callable[[], float] = float
         self.reset(clock)
 
     def reset(self, clock: Callable[[], float] = time.perf_counter) -> None:
-        """Restart with no part active and no time measured."""
+        """Restart the measurement with no part active."""
         self._clock = clock
         self._take_short()  # discards the earlier reductions
         self._lock = threading.Lock()
@@ -51,7 +51,7 @@ class StepTime:
         self._since = self._clock()
 
     def enter(self, part: int) -> None:
-        """Record that the calling thread enters `part`."""
+        """Record that the calling thread enters `part`, such as a reduction."""
         with self._lock:
             self._count()
             self._inside[part] += 1
@@ -65,7 +65,7 @@ class StepTime:
             self._now_in = self._part()
 
     def follow(self, take_short: Callable[[], float]) -> None:
-        """Register a source of seconds of reductions that were too short for `enter` and `leave`.
+        """Register a function that returns the seconds of reductions too short for `enter` and `leave`.
 
         `take_short` returns the seconds since its last call.
         """
@@ -74,7 +74,7 @@ class StepTime:
             self._take_short = take_short
 
     def take(self) -> dict[str, float]:
-        """Return seconds by part since the last call, for the parts that were ever active."""
+        """Return the seconds in each part since the last call. Leaves out parts that were never active."""
         with self._lock:
             self._count()
             taken = {name: self._seconds[part] for part, name in enumerate(FIELDS) if part in self._measured}
@@ -82,7 +82,7 @@ class StepTime:
             return taken
 
     def give_back(self, taken: dict[str, float]) -> None:
-        """Add seconds that `take` returned and that could not be sent to the next result of `take`."""
+        """Add `taken`, a result of `take` that could not be sent, to the next result."""
         with self._lock:
             for part, name in enumerate(FIELDS):
                 self._seconds[part] += taken.get(name, 0.0)
@@ -110,7 +110,7 @@ class StepTime:
 
 
 class _StepTimePart:
-    """Context manager in which the calling thread is in one part. Reusable: it stores nothing of the thread."""
+    """Context manager that counts the calling thread's time as one part of a step. Reusable by all threads."""
 
     def __init__(self, part: int) -> None:
         self._part = part
@@ -127,7 +127,7 @@ class _StepTimePart:
 
 
 class _HiddenUpdateStepTime(_StepTimePart):
-    """Context manager of an update in a background thread."""
+    """Context manager that counts the time of an optimizer update that runs in a background thread."""
 
     def __enter__(self) -> None:
         measured.enter(_HIDDEN)
@@ -146,7 +146,7 @@ HIDDEN_UPDATE: Final = _HiddenUpdateStepTime(_HIDDEN)
 
 
 def mark_background_thread() -> None:
-    """Mark the calling thread as a background thread, whose waits do not count."""
+    """Mark the calling thread as a background thread, whose waits are not counted."""
     _thread.is_background = True
 
 

@@ -1,4 +1,4 @@
-"""Timeline of every rank as a Chrome trace: open the file in https://ui.perfetto.dev or chrome://tracing.
+"""Timeline of every rank as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing show.
 
     RINGTRAIN_TIMELINE=/tmp/timeline.json ringtrain run -np 2 python train.py
 
@@ -112,7 +112,7 @@ class Timeline:
 
 
 def _open(path: Path, run: str) -> int:
-    """Open the file of this `run`. A file of another run at `path` is renamed to the next free number."""
+    """Open the timeline file of this `run`. A file of another run at `path` is first renamed to a free number."""
     first = _BEGIN + json.dumps({"ph": "M", "name": "run", "pid": 0, "args": {"run": run}}).encode()
     while True:
         fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -149,7 +149,7 @@ def _locked(fd: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _span(timeline: Timeline, name: str, category: str, args: dict[str, Any]) -> Iterator[None]:
-    """Record the time that the calling thread spends in the context."""
+    """Record the time that the calling thread spends in this context as a span."""
     began_ns = time.perf_counter_ns()
     try:
         yield
@@ -163,7 +163,7 @@ active: Timeline | None = None  # None if this rank writes no timeline
 
 
 def step_ended(began_ns: int, number: int) -> int:
-    """Record the step `number`, from `began_ns` (the end of the previous step) to now. Return now."""
+    """Record the span of step `number`, from `began_ns` (end of the previous step) to now. Return the current time."""
     now_ns = time.perf_counter_ns()
     timeline = active
     if timeline is not None:
@@ -172,7 +172,7 @@ def step_ended(began_ns: int, number: int) -> int:
 
 
 def span(name: str, category: str = "user", **args: Any) -> Span:
-    """Return a context manager that records its time if a timeline is being written, at negligible cost otherwise.
+    """Return a context manager that records its time in the timeline, at negligible cost if none is written.
 
         with rt.timeline.span("augment", "input"):
             batch = augment(batch)
@@ -204,35 +204,36 @@ def inputs(batches: Iterable[T]) -> Iterator[T]:
 
 
 def record_since(began_ns: int, name: str, category: str) -> None:
-    """Record a span from `began_ns` of `time.perf_counter_ns` to now. It may have begun in another function."""
+    """Record a span from `began_ns` of `time.perf_counter_ns`, a time in this or another function, to now."""
     timeline = active
     if timeline is not None:
         timeline.record(name, category, began_ns, time.perf_counter_ns(), {})
 
 
 def record(name: str, category: str, began_ns: int, ended_ns: int, track: str, **args: Any) -> None:
-    """Record a span from `began_ns` to `ended_ns` of `time.perf_counter_ns`, in its own track."""
+    """Record a span from `began_ns` to `ended_ns` of `time.perf_counter_ns` in the track `track`."""
     timeline = active
     if timeline is not None:
         timeline.record(name, category, began_ns, ended_ns, args, track)
 
 
 def mark(name: str, category: str, at_ns: int, track: str, **args: Any) -> None:
-    """Record an instant event at `at_ns` of `time.perf_counter_ns`, in its own track."""
+    """Record an instant event at `at_ns` of `time.perf_counter_ns` in the track `track`."""
     timeline = active
     if timeline is not None:
         timeline.mark(name, category, at_ns, args, track)
 
 
 def start(path: str | Path, rank: int, run: str) -> None:
-    """Start to write a timeline to `path`, and end the current one. `run` and errors are those of `Timeline`."""
+    """Start a timeline that is written to `path`, and end the timeline that is being written. For `run` and errors see
+    `Timeline`."""
     global active
     stop()
     active = Timeline(Path(path), rank, run)
 
 
 def stop() -> None:
-    """Write the remaining events and end the timeline. Does nothing without a timeline."""
+    """Write the remaining events and end the timeline. Does nothing if no timeline is written."""
     global active
     timeline, active = active, None
     if timeline is not None:
@@ -240,7 +241,7 @@ def stop() -> None:
 
 
 def _forget_in_child() -> None:
-    """Stop recording in a forked child: the lock may be owned by a thread that the child does not have."""
+    """Stop recording in a forked child, in which the lock may be owned by a thread that does not exist there."""
     global active
     active = None
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer, from the plugin ringtrain-torch."""
+"""Re-export of Hugging Face's Trainer for Ringtrain from the plugin ringtrain-torch."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,1 +1,1 @@
-"""Programs that start and watch ranks: agent, launcher, log store and the command."""
+"""Programs around the ranks of a job: agent, launcher, log store, and the command `ringtrain`."""

@@ -1,4 +1,4 @@
-"""`bin/ringtrain` of the self-contained directory that the operator brings into pods of any image.
+"""Entry point of the standalone `ringtrain` that the operator copies into pods whose image lacks it.
 
 The directory (worker_image/standalone) has its own Python and libraries, and starts this module. Of the standard
 library only, and little of it: what is started many times at once imports it, too.
@@ -15,7 +15,7 @@ _ASIDE = "RINGTRAIN_ASIDE_"
 
 
 def restore_environment() -> None:
-    """Restore the container's environment in this process, for the programs that it starts."""
+    """Restore the variables of the container's environment, which the standalone program had to change."""
     for name in [name for name in os.environ if name.startswith(_ASIDE)]:
         value, own = os.environ.pop(name), name.removeprefix(_ASIDE)
         if value:
@@ -25,7 +25,7 @@ def restore_environment() -> None:
 
 
 def own_of_image(version: str) -> str | None:
-    """The `ringtrain` of the image, if the image declares one that is compatible with `version`."""
+    """Return the path of the image's own `ringtrain` if it is compatible with `version`; None otherwise."""
     said = os.environ.get(contract.ENV_IMAGE_VERSION, "")
     if not said or os.environ.get(contract.ENV_AGENT) == "Inject":
         return None
@@ -43,7 +43,7 @@ def _say(line: str) -> None:
 
 
 def main() -> None:
-    """Run the `ringtrain` of the image with these arguments, or this one if the image has none."""
+    """Run the image's own `ringtrain` with these arguments; without a compatible one, run the standalone one."""
     restore_environment()
     from importlib.metadata import version
 

@@ -1,18 +1,19 @@
-"""`python build.py TARGET [EXTRA...]`: a self-contained directory with agent and launcher, for pods of any image.
+"""Build a directory with agent, launcher and a Python for pods of any image: `python build.py TARGET [EXTRA...]`.
 
-EXTRA: of ringtrain's extras those whose packages it is to have, such as s3 for logs in an object store. It has all
-installed plugins that add to the launcher, the agent or the command.
+EXTRA: extras of ringtrain whose packages the directory should contain, such as s3 for logs in an object store. It
+contains all installed plugins that extend the launcher, the agent or the commands.
 
-Run it with the Python that it is to have, in which ringtrain is installed. It needs a C compiler (CC) that can
-link statically, strip, and ldd.
+Run it with the Python that the directory should contain; ringtrain must be installed in it. It needs ldd, strip, and a
+C compiler (CC) that can link statically.
 
     TARGET/bin/ringtrain, TARGET/python/bin/python3   a static program that starts the Python below, see start.c
-    TARGET/python/lib/ld.so, *.so    the C library's loader, and every library that is needed
+    TARGET/python/lib/ld.so, *.so    the C library's loader, and every shared library that is needed
     TARGET/python/lib/python3    the interpreter
-    TARGET/python/lib/pythonXY.zip   bytecode of the standard library and of packages that are nothing but Python
-    TARGET/python/lib/pythonX.Y/     packages with compiled modules or data, and what names the distributions
+    TARGET/python/lib/pythonXY.zip   bytecode of the standard library and of pure Python packages
+    TARGET/python/lib/pythonX.Y/     packages with compiled modules or data, and metadata of all distributions
 
-The image's root is this directory, and Python does not look for itself in a root: so it has a folder of its own.
+Python has a separate folder because this directory is the root of an image, and Python does not look for its library
+in a root.
 """
 
 import compileall
@@ -30,9 +31,9 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 VERSION = f"python{sys.version_info.major}.{sys.version_info.minor}"
-# Of ringtrain's requirements what only training code needs.
+# Requirements of ringtrain that only training code needs.
 OF_TRAINING = {"numpy", "ml-dtypes", "hpack"}
-# Of the standard library what neither agent nor launcher imports.
+# Parts of the standard library that neither agent nor launcher imports.
 UNUSED = (
     *("__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "tkinter", "turtle*", "turtledemo"),
     *("ensurepip", "lib2to3", "pydoc*", "doctest.py", "venv", "distutils", "unittest", "sqlite3", "curses", "dbm"),
@@ -41,7 +42,7 @@ UNUSED = (
     *("_gdbm*", "audioop*", "ossaudiodev*", "_crypt*", "spwd*", "_lsprof*"),
     *("*.a", "*.pyx", "*.pxd", "*.pyi", "*.c", "*.h", "*.rst", "macholib", "EXTERNALLY-MANAGED"),
 )
-# Of packages what is not for those who run them, and of Google's messages those that no caller of OTLP imports.
+# Files of packages that are not needed to run them, and Google's messages that no caller of OTLP imports.
 _NOT_RUN = re.compile(
     r"(^|/)(\.\.|__pycache__|tests?)(/|$)|\.(pyx|pxd|pyi|c|cc|h|proto|md|typed)$|\.dist-info/"
     r"|^google/(api|cloud|gapic|iam|logging|longrunning|shopping|type)/|^obstore/(auth/|fsspec\.py)"
@@ -52,7 +53,7 @@ from ringtrain_job.standalone import restore_environment
 
 restore_environment()
 '''
-PROGRAM = '''"""What bin/ringtrain starts."""
+PROGRAM = '''"""Program that bin/ringtrain starts."""
 
 from ringtrain_job.standalone import main
 
@@ -67,11 +68,11 @@ _RESOLVED = re.compile(r"^\s*(?:(\S+) => )?(/\S+) \(0x[0-9a-f]+\)$", re.MULTILIN
 
 
 def build(target: Path, extras: Set[str]) -> None:
-    """Make the directory; `target` must not exist or be empty."""
+    """Build the standalone directory `target`, which must be empty or not exist."""
     python = target / "python"
     library = python / "lib" / VERSION
     shutil.copytree(sysconfig.get_path("stdlib"), library, ignore=shutil.ignore_patterns(*UNUSED))
-    # Beside the standard library: which other folders a Python looks at differs between distributions.
+    # Into the standard library's folder: which other folders Python searches differs between Linux distributions.
     plugins = _plugins()
     for name in sorted(_needed({"ringtrain": extras, **dict.fromkeys(plugins, frozenset[str]())})):
         _copy_distribution(metadata.distribution(name), library)
@@ -88,8 +89,8 @@ def build(target: Path, extras: Set[str]) -> None:
 
 
 def _compile(library: Path, target: Path) -> None:
-    """Put bytecode in the place of all sources."""
-    # Unchecked: whoever copies the directory need not keep the files' times.
+    """Replace all Python sources in `library` by bytecode."""
+    # Unchecked: a copy of the directory need not preserve the files' times.
     unchecked = py_compile.PycInvalidationMode.UNCHECKED_HASH
     compileall.compile_dir(library, stripdir=target, quiet=2, legacy=True, invalidation_mode=unchecked)
     for source in library.rglob("*.py"):
@@ -97,15 +98,15 @@ def _compile(library: Path, target: Path) -> None:
 
 
 def _zip_packages(library: Path, archive: Path) -> None:
-    """Move modules, and packages that are nothing but Python, into `archive`, which Python looks into first."""
+    """Move pure Python modules and packages from `library` into the zip file `archive`, from which Python imports."""
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as file:
         for entry in sorted(library.iterdir()):
             inside = [entry, *sorted(entry.rglob("*"))]
             if entry.suffix == ".dist-info" or any(path.suffix != ".pyc" for path in inside if path.is_file()):
                 continue
-            for path in inside:  # folders, too: a namespace is found by its folder alone
+            for path in inside:  # folders, too: a namespace package has only a folder
                 file.write(path, path.relative_to(library))
-            if entry.name == "os.pyc":  # by which Python knows the folder of its library
+            if entry.name == "os.pyc":  # Python finds its library's folder by this file
                 continue
             if entry.is_dir():
                 shutil.rmtree(entry)
@@ -114,7 +115,7 @@ def _zip_packages(library: Path, archive: Path) -> None:
 
 
 def _plugins() -> dict[str, metadata.Distribution]:
-    """Return by name the installed plugins that add to the launcher, the agent or the command."""
+    """Return the installed plugins that extend the launcher, the agent or the commands, by name."""
     found: dict[str, metadata.Distribution] = {}
     for distribution in metadata.distributions():
         name = distribution.name.lower().replace("_", "-")
@@ -124,12 +125,12 @@ def _plugins() -> dict[str, metadata.Distribution]:
 
 
 def _packages_beside_ranks(distribution: metadata.Distribution) -> set[str]:
-    """Packages that the launcher, the agent or the command load by entry points of `distribution`."""
+    """Return the packages of `distribution` that the launcher, the agent or the commands load."""
     return {point.module.partition(".")[0] for point in distribution.entry_points if _BESIDE_RANKS.match(point.group)}
 
 
 def _needed(roots: Mapping[str, Set[str]]) -> set[str]:
-    """Distributions that `roots`, with these of their extras, require, and what those require."""
+    """Return the names of all distributions that `roots`, with their chosen extras, require, directly or not."""
     open_ = [(name, frozenset(extras)) for name, extras in roots.items()]
     found = set(open_)
     while open_:
@@ -144,15 +145,15 @@ def _needed(roots: Mapping[str, Set[str]]) -> set[str]:
                 metadata.distribution(name)
             except metadata.PackageNotFoundError:
                 if name.startswith(_PLUGIN):
-                    raise SystemExit(f"{name} is not installed in this Python, and is to be had") from None
-                continue  # of another platform
+                    raise SystemExit(f"{name} is required, but not installed in this Python") from None
+                continue  # for another platform
             found.add((name, extras))
             open_.append((name, extras))
     return {name for name, _ in found} - set(roots)
 
 
 def _parsed(requirement: str) -> tuple[str, frozenset[str]]:
-    """Return the name that a requirement has, and the extras where it names a plugin."""
+    """Return the distribution's name in a requirement, and its extras if it is a plugin."""
     name, extras = re.findall(r"^([A-Za-z0-9._-]+)\s*(?:\[(.*?)\])?", requirement.strip())[0]
     name = name.lower().replace("_", "-")
     return name, frozenset(extras.replace(" ", "").split(",") if extras and name.startswith(_PLUGIN) else ())
@@ -178,14 +179,14 @@ def _copy_ringtrain(packages: Path) -> None:
 
 
 def _copy_plugin(plugin: metadata.Distribution, packages: Path) -> None:
-    """Copy a plugin by its packages' folders: an editable one has no list of files."""
+    """Copy a plugin's package folders. (An editable installation has no list of files.)"""
     for package in _packages_beside_ranks(plugin):
         shutil.copytree(_folder(package), packages / package, ignore=_LEFT_OUT)
     _write_metadata(plugin, packages)
 
 
 def _write_metadata(distribution: metadata.Distribution, packages: Path) -> None:
-    """Write the metadata that the launcher and the command read: the name, and entry points."""
+    """Write the metadata that the launcher and the commands read: name, version and entry points."""
     name, version = distribution.name, distribution.version
     about = packages / f"{name.replace('-', '_')}-{version}.dist-info"
     about.mkdir()
@@ -213,19 +214,19 @@ def _copy_programs(target: Path, python: Path) -> None:
 
 
 def _copy_libraries(library: Path) -> None:
-    """Copy the libraries with which the programs and modules in `library` are linked, until no library is missing."""
+    """Copy all shared libraries that the programs and modules in `library` need."""
     files = [path for path in library.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
     for name, path in _resolved(files):
         wanted = "ld.so" if name.startswith("ld-") else name
         if not path.is_relative_to(library) and not (library / wanted).exists():
             shutil.copy2(os.path.realpath(path), library / wanted)
-    # The loader is itself wanted by that name by some libraries.
+    # Some libraries also need the loader, under that name.
     if not (library / "ld.so").exists():
-        raise SystemExit(f"ldd named no loader for {files[0]}: is it linked statically?")
+        raise SystemExit(f"ldd shows no loader for {files[0]}: is it linked statically?")
 
 
 def _strip(library: Path) -> None:
-    """Without what only debuggers read the directory is half as large."""
+    """Remove debugging symbols from all programs and libraries, which halves the directory's size."""
     files = [path for path in library.rglob("*") if path.is_file() and not path.is_symlink() and _is_elf(path)]
     for path in files:
         path.chmod(0o755)
@@ -238,11 +239,11 @@ def _is_elf(path: Path) -> bool:
 
 
 def _resolved(files: list[Path]) -> Iterator[tuple[str, Path]]:
-    """Each library by the name under which it is wanted, all that they need in turn among them."""
+    """Yield name and path of each shared library that `files` need, directly or not."""
     listed = subprocess.run(["ldd", *map(str, files)], capture_output=True, text=True, check=False).stdout
     missing = sorted(set(re.findall(r"^\s*(\S+) => not found$", listed, re.MULTILINE)))
     if missing:
-        raise SystemExit(f"libraries that the interpreter needs are not here: {', '.join(missing)}")
+        raise SystemExit(f"shared libraries that Python needs are not installed: {', '.join(missing)}")
     for wanted, path in _RESOLVED.findall(listed):
         yield wanted or Path(path).name, Path(path)
 

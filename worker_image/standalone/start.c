@@ -1,9 +1,9 @@
-/* bin/ringtrain and python/bin/python3 of the self-contained directory: the directory's own Python, by its own loader.
+/* Program bin/ringtrain and python/bin/python3 of the standalone directory: starts the directory's Python by its loader.
  *
- * Linked statically, so that it runs in an image without any library, and found by its own path, so that the directory
- * can lie anywhere. The loader takes libraries from the directory alone. Variables by which an image would change that
- * process (its preloaded libraries), or that Python changes itself, are put aside: ringtrain_job/standalone.py gives them
- * back to what the agent starts.
+ * It is linked statically, so that it runs in an image without any library. It finds the directory by its own path, so
+ * that the directory can be anywhere. The loader uses only libraries in the directory. Variables by which an image would
+ * change that process (its preloaded libraries), or that Python changes itself, are renamed;
+ * ringtrain_job/standalone.py restores them for the programs that the agent starts.
  */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -26,7 +26,7 @@ static int fail(const char *what) {
     return 127;
 }
 
-/* Cut the last component of `path` off; 0 when there is none. */
+/* Remove the last component of `path`. Return 0 if there is none. */
 static int cut(char *path) {
     char *slash = strrchr(path, '/');
     if (slash) *slash = 0;
@@ -49,7 +49,7 @@ static int set_variables_aside(void) {
     return 0;
 }
 
-/* Where `copy` copies from and to, for the function that walks the tree. */
+/* Source and target of `copy`, for the function that nftw calls. */
 static size_t from_length;
 static const char *to;
 
@@ -94,7 +94,7 @@ int main(int count, char **arguments) {
     own[length] = 0;
     const char *name = strrchr(own, '/');
     const int is_command = name && strcmp(name, "/ringtrain") == 0;
-    if (!cut(own) || !cut(own)) return fail("the program is in no directory");
+    if (!cut(own) || !cut(own)) return fail("the program's directory can't be found");
     if (is_command && count == 3 && strcmp(arguments[1], "copy") == 0) return copy_tree(own, arguments[2]);
     const char *base = is_command ? joined(own, "python") : own;
     char *loader = joined(base, "lib/ld.so");

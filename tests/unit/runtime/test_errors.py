@@ -1,4 +1,4 @@
-"""How messages name things."""
+"""Lists of numbers and names in messages."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Where a rank is told to be, by whoever starts it."""
+"""Place of a rank among the ranks of all hosts, from the list of ranks by host."""
 
 from ringtrain.shared.place import RankPlace
 

@@ -1,4 +1,4 @@
-"""What `import` says where something is not installed, or too old."""
+"""Errors of `import` if a dependency is missing or too old."""
 
 import sys
 from pathlib import Path
@@ -7,7 +7,7 @@ from support.commands import completed
 
 
 def last_line(program: str, *path: str) -> str:
-    """What a new process that fails says last. `path`: where it looks for modules first."""
+    """Return the last line of output of a new process that fails. `path`: searched first for modules."""
     done = completed([sys.executable, "-c", f"import sys; sys.path[:0] = {list(path)}; {program}"])  # fmt: skip
     assert done.returncode
     return done.stderr.splitlines()[-1]

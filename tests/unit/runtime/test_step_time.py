@@ -1,4 +1,4 @@
-"""Where a process's time goes: each moment counts once, in the part that the training thread is in."""
+"""Step time of a process by part: each moment counts once, in the training thread's current part."""
 
 import threading
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def times() -> Iterator[tuple[StepTime, Clock]]:
 
 
 def test_a_thread_beside_training_holds_nothing_up(times: tuple[StepTime, Clock]) -> None:
-    """What it waits for is not measured."""
+    """Waits of a background thread are not measured."""
 
     def wait() -> None:
         step_time.mark_background_thread()

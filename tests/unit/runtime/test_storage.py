@@ -46,7 +46,7 @@ def store(uri: str) -> Iterator[ObjectStore]:
 
 @pytest.mark.parametrize("uri", KINDS, indirect=True)
 def test_objects_are_written_read_listed_and_removed(store: ObjectStore) -> None:
-    """Whole and in parts, over what was there; names are relative to the URI."""
+    """Objects are written whole and in parts, and overwritten; names are relative to the URI."""
     assert (store.names(), store.folders()) == ([], [])
     store.write("a/one", b"before")
     store.write("a/one", b"0123456789")
@@ -57,7 +57,7 @@ def test_objects_are_written_read_listed_and_removed(store: ObjectStore) -> None
     assert store.names() == ["a/b/two", "a/one"]
     assert store.below("a").names() == ["b/two", "one"]
     assert (store.folders(), store.folders("a")) == (["a"], ["b", "one"])
-    with pytest.raises(ObjectMissing, match="a/three is not there"):
+    with pytest.raises(ObjectMissing, match="a/three does not exist"):
         store.read("a/three")
     store.remove("a/one")
     store.remove("a/one")
@@ -111,7 +111,7 @@ def test_a_forked_process_is_told_what_to_do(s3: Server) -> None:
     done = completed([sys.executable, "-c", program], env=os.environ | environment(s3.url), timeout=patient(60))
     assert done.stderr == ""
     assert sorted(done.stdout.splitlines())[0] == "b'b'"
-    assert "start it with the method 'spawn'" in done.stdout
+    assert "start the process by the method 'spawn'" in done.stdout
 
 
 AWS_FILES = {
@@ -144,7 +144,7 @@ def test_aws_profiles_are_read(tmp_path: Path, env: dict[str, str], expected: di
         "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "credentials"),
     }
     assert s3_settings({**files, **env}) == {"disable_bulk_delete": True, **expected}
-    with pytest.raises(ConfigurationError, match="AWS profile 'role' has role_arn and no keys"):
+    with pytest.raises(ConfigurationError, match="AWS profile 'role' has role_arn but no keys"):
         s3_settings({**files, "AWS_PROFILE": "role"})
 
 
@@ -181,3 +181,26 @@ def test_azures_accounts_are_found(place: str, told: str, expected: tuple[str, d
 def test_an_emulator_of_google_is_found() -> None:
     assert google_settings({"STORAGE_EMULATOR_HOST": "here:80"})["base_url"] == "http://here:80"
     assert google_settings({}) == {}
+
+
+# A thread of obstore that has handed over its answer, and is back in Python only after the program's last line.
+LAST_ANSWER = """
+import asyncio, threading, time
+from obstore.store import MemoryStore
+from ringtrain.shared.buckets import CloudBucket
+
+class SlowLoop(asyncio.SelectorEventLoop):
+    def _write_to_self(self):
+        super()._write_to_self()
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(1)
+
+asyncio.new_event_loop = SlowLoop
+CloudBucket(MemoryStore()).write("name", b"data", 10.0)
+"""
+
+
+def test_a_program_ends_well_right_after_its_last_answer() -> None:
+    """The interpreter waits for obstore's thread; else the thread's end aborts the process, with exit code 134."""
+    done = completed([sys.executable, "-c", LAST_ANSWER])
+    assert (done.returncode, done.stderr) == (0, "")

@@ -1,1 +1,1 @@
-"""Internal packages: worlds, transports, communicators, reductions, process groups and their negotiation."""
+"""Internal packages of the library: worlds, transports, communicators, reductions, process groups and negotiation."""

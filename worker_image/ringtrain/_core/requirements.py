@@ -1,4 +1,4 @@
-"""Check of required packages: numpy for everything, a framework for its adapter."""
+"""Check that required packages are installed: numpy always, a framework for its adapter."""
 
 from importlib.util import find_spec
 
@@ -13,7 +13,7 @@ if tuple(int(part) for part in np.__version__.split(".")[:2]) < _OLDEST_NUMPY:
 
 
 def missing(framework: str) -> str:
-    """Return how to install `framework`; empty if it is installed."""
+    """Return a message with the pip command that installs `framework`; empty if it is installed."""
     if find_spec(framework) is not None:
         return ""
     return (

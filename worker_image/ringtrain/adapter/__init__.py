@@ -1,4 +1,4 @@
-"""Interface of the core for framework adapters: named collectives, worlds, values, host optimizers, replica checks.
+"""Interface for framework adapters: what a plugin may import from the core.
 
 `state` has the handlers and codecs of a framework's values, `devices` the interfaces for a device's library of
 collectives. An adapter imports these three modules and public ones, and nothing of `ringtrain._core`. docs/adapters.md

@@ -1,4 +1,4 @@
-"""Interfaces for a device's library of collectives: tensors that it exchanges, and sums within a node."""
+"""Interfaces for device libraries of collectives: tensors that they exchange, and sums within a node."""
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls, exchange_values

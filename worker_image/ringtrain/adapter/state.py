@@ -1,4 +1,4 @@
-"""Participants and codecs for a framework's values in elastic states and checkpoints."""
+"""Interfaces through which a framework adds its value types to elastic states and checkpoints."""
 
 from ringtrain.checkpoint.codecs import Codec
 from ringtrain.checkpoint.format import read_state_of, write_state

@@ -1,4 +1,4 @@
-"""Checkpoints: `store` for a directory, `sharded` for a URI of an object store.
+"""Checkpoints in a directory (`store`), or below the URI of an object store (`sharded`).
 
 `locations` finds their folders, `owner` locks a folder, `shards` and `format` define the files.
 """

@@ -1,4 +1,4 @@
-"""Codecs for framework types in checkpoints, found by entry points.
+"""Codecs that save values of framework types in checkpoints. Plugins register them by entry points.
 
 * `ringtrain.checkpoint.codecs`: named by the package whose types the codec encodes. Loaded when a value of such a type
   is saved.
@@ -18,7 +18,7 @@ DECODERS: Final = "ringtrain.checkpoint.tags"
 
 
 class Codec(Protocol):
-    """Encodes values as JSON-safe trees `{"$TAG": content, ...}` that refer to arrays."""
+    """Interface of a codec, which encodes values as JSON-safe trees `{"$TAG": content, ...}` that refer to arrays."""
 
     def encode(self, value: Any, keep: Callable[[NDArray[Any]], str]) -> Mapping[str, Any] | None:
         """Return the tree of `value`, or None if the codec does not support it.
@@ -45,7 +45,7 @@ def _loaded(group: str, name: str) -> Codec:
 
 
 def encoder_of(value: object) -> Codec | None:
-    """Return the codec of the package that defines `value`'s class or a base class of it, or None."""
+    """Return the codec of the package that defines the class of `value` or a base class; None if there is none."""
     known = _names(ENCODERS)
     packages = (kind.__module__.partition(".")[0] for kind in type(value).__mro__)
     name = next((package for package in packages if package in known), None)
@@ -53,7 +53,7 @@ def encoder_of(value: object) -> Codec | None:
 
 
 def decoder_of(tag: str) -> Codec | None:
-    """Return the codec that decodes `tag` (without `$`), or None.
+    """Return the codec that decodes `tag` (without `$`); None if there is none.
 
     Raises ModuleNotFoundError if its framework is not installed.
     """

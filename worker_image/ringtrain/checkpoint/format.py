@@ -49,7 +49,7 @@ def split(state: Any) -> tuple[Any, Arrays]:
 
 
 def split_parts(state: Any) -> tuple[Any, dict[str, NDArray[Any] | ArrayPart]]:
-    """Return a tree and arrays as `split` does; arrays may also be this rank's `ArrayPart`s."""
+    """Return the same as `split`, for a state that may also contain `ArrayPart`s of this rank."""
     arrays: dict[str, Any] = {}
     return _split_state(state, arrays, parts=True), arrays
 
@@ -59,14 +59,14 @@ def _split_state(state: Any, arrays: dict[str, Any], parts: bool) -> Any:
         return _CheckpointSplitter(arrays, parts).tree(state, ())
     except RecursionError:
         raise ConfigurationError(
-            "checkpoint: the state contains itself, or is nested too deeply; save its parts"
+            "checkpoint: the state contains itself, or is nested too deeply; save parts of the state"
         ) from None
 
 
 def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
-    """Return the state that `split` took apart.
+    """Return the state from the tree and arrays that `split` returned.
 
-    `lazy`: `arrays` are not read yet, and also stand for a framework's tensors.
+    `lazy`: whether `arrays` are not read yet. They then replace a framework's tensors in the state, too.
     """
     if isinstance(tree, list):
         return [join(one, arrays, lazy) for one in tree]
@@ -86,9 +86,10 @@ def join(tree: Any, arrays: Mapping[str, Any], lazy: bool = False) -> Any:
 
 
 def _decoded(kind: str, tree: Mapping[str, Any], arrays: Mapping[str, Any], lazy: bool) -> Any:
-    """Return a value that a codec has encoded.
+    """Decode a value that a codec has encoded. `kind`: the value's key in `tree`, with `$`.
 
-    Returns its array instead if that must not be read yet, or the codec's framework is not installed.
+    If the value refers to an array of `arrays`, return that array instead if `lazy` is True, so that the array is not
+    read, or if the codec's framework is not installed.
     """
     content = tree[kind]
     refers = isinstance(content, str) and content in arrays
@@ -108,7 +109,8 @@ def _decoded(kind: str, tree: Mapping[str, Any], arrays: Mapping[str, Any], lazy
 
 
 class _CheckpointSplitter:
-    """Converter of a state to a tree. `arrays`: dict for arrays by name. `parts`: whether `ArrayPart`s are allowed."""
+    """Converter of a state to a JSON-safe tree. `arrays`: found arrays by name. `parts`: whether `ArrayPart`s are
+    allowed."""
 
     def __init__(self, arrays: dict[str, Any], parts: bool) -> None:
         self._arrays, self._parts = arrays, parts
@@ -208,7 +210,7 @@ MANIFEST = "manifest.json"
 
 
 class DamagedCheckpoint(CheckpointError):
-    """The file exists, but its content differs from what was written."""
+    """The content of a checkpoint file differs from what was written."""
 
 
 def checked_checkpoint_step(step: Any) -> int:
@@ -238,7 +240,7 @@ def write_state(file: BinaryIO, step: int, state: Any) -> None:
 def read_state(path: Path, step: int | None = None) -> Any:
     """Return the state in the file at `path`. Raises DamagedCheckpoint, or OSError if it cannot be read.
 
-    `step`: the expected step; another one is damage.
+    `step`: the expected step; a file of another step counts as damaged.
     """
     with path.open("rb") as file:
         return read_state_of(file, str(path), step)
@@ -271,21 +273,24 @@ def _read_checkpoint(file: BinaryIO, step: int | None) -> Any:
         _check_archive_sizes(archive, file.seek(0, 2))
         manifest = json.loads(archive.read(MANIFEST))
         if manifest["version"] != VERSION:
-            raise ValueError(f"format version {manifest['version']}, this ringtrain reads {VERSION}")
+            raise ValueError(
+                f"its format version is {manifest['version']}; this version of ringtrain supports "
+                f"only format version {VERSION}"
+            )
         if step is not None and manifest["step"] != step:
-            raise ValueError(f"it is the checkpoint of step {manifest['step']} under the name of step {step}")
+            raise ValueError(f"its name is that of step {step}, but it contains step {manifest['step']}")
         arrays = {name: _read_stored_array(archive, name, claimed) for name, claimed in manifest["arrays"].items()}
     return join(manifest["tree"], arrays)
 
 
 def _check_archive_sizes(archive: zipfile.ZipFile, size: int) -> None:
-    """Check that no member is compressed, so that reading needs no more memory than the file's `size` bytes."""
+    """Check that no member of the archive is compressed, so that reading needs at most `size` bytes of memory."""
     for member in archive.infolist():
         if member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError(f"{member.filename} is compressed, which ringtrain never writes")
+            raise ValueError(f"{member.filename} is compressed, but ringtrain writes only uncompressed members")
     claimed = sum(member.file_size for member in archive.infolist())
     if claimed > size:
-        raise ValueError(f"its members claim {claimed} bytes, the file has {size}")
+        raise ValueError(f"its zip directory lists {claimed} bytes, but the file has {size} bytes")
 
 
 def _read_stored_array(archive: zipfile.ZipFile, name: str, claimed: Mapping[str, Any]) -> NDArray[Any]:

@@ -1,4 +1,4 @@
-"""Layout of a job's checkpoints: a folder for each job on its claim, and in it a folder for each attempt.
+"""Layout of a job's checkpoints: a folder for each job on its volume, and in it a folder for each attempt.
 
     <claim>/<job>-<uid>/attempt-0002/ckpt-0000000140.npz
 
@@ -26,7 +26,7 @@ _UID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 @dataclass(frozen=True, kw_only=True)
 class JobCheckpoints(Settings):
-    """Settings: the job's checkpoint locations, its attempt, and the job to restore from."""
+    """Settings of a job for checkpoints: its locations, its attempt, and the job to restore from."""
 
     directory: Path | None = path(contract.ENV_CHECKPOINT_DIR)
     uri: str = text(contract.ENV_CHECKPOINT_URI, "")
@@ -36,10 +36,10 @@ class JobCheckpoints(Settings):
 
 @dataclass(frozen=True)
 class CheckpointLocation:
-    """Folders of one `Checkpoints`: `own` is written, `earlier` are read after it, newest first.
+    """Folders of one `Checkpoints`: `own` is written to; `own`, then `earlier` (newest first) are read.
 
-    `job_dir` is the job's folder and `below` the path in it, if the job has one that contains this folder;
-    `restore_from` is the job whose checkpoints are read first, or its folder.
+    `job_dir`: the job's folder if it contains these folders, else None. `below`: path inside `job_dir`. `restore_from`:
+    the job to restore from, by its name or folder.
     """
 
     own: Path
@@ -49,7 +49,7 @@ class CheckpointLocation:
     restore_from: str = ""
 
     def sources(self) -> tuple[Path, ...]:
-        """Return the folders of `restore_from`, newest first; empty if none was named.
+        """Return the folders of the job `restore_from`, newest first; empty if no job was named.
 
         Raises CheckpointError if the folder does not exist, or if several jobs had that name.
         """
@@ -60,9 +60,10 @@ class CheckpointLocation:
 
 @dataclass(frozen=True)
 class ObjectLocation:
-    """Folders of checkpoints in a store: `own` is written, `own_first` are read in this order.
+    """Folders of checkpoints in an object store: `own` is written to; `own_first` are read in this order.
 
-    An empty name is the store itself. `source`: URI of the folder of the job to restore from if these contain none.
+    An empty name is the store itself. `source`: URI of the folder to restore from if the folders `own_first` contain no
+    checkpoint.
     """
 
     own: str
@@ -71,7 +72,8 @@ class ObjectLocation:
 
 
 def checkpoint_object_location(store: ObjectStore, config: JobCheckpoints) -> ObjectLocation:
-    """Return the folders of checkpoints in `store`; outside the job's own URI only the store itself.
+    """Return the folders of checkpoints in `store`. If the store is not below the job's own URI, the only folder is the
+    store itself.
 
     Raises StorageError, and CheckpointError if `restoreFrom` matches no job or several.
     """
@@ -86,7 +88,7 @@ def checkpoint_object_location(store: ObjectStore, config: JobCheckpoints) -> Ob
 
 
 def own_folder(store: ObjectStore, config: JobCheckpoints) -> str:
-    """Return the folder that is written, without a request to the store."""
+    """Return the folder to which this attempt writes. Makes no request to the store."""
     return f"attempt-{config.attempt:04d}" if _is_checkpoint_store_of_job(store, config) else ""
 
 
@@ -104,28 +106,26 @@ def _checkpoint_object_source(store: ObjectStore, job: str, name: str) -> str:
     found = [j for j in jobs if j != own and j.startswith(f"{name}-") and _UID.fullmatch(j[len(name) + 1 :])]
     if len(found) == 1:
         return f"{base.uri}/{found[0]}"
-    way_out = "give one of them as checkpoint.restoreFrom" if found else f"there are {', '.join(jobs) or 'none'}"
+    way_out = "set checkpoint.restoreFrom to one of them" if found else f"there are {', '.join(jobs) or 'none'}"
     raise CheckpointError(
-        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have checkpoints below "
-        f"{base.uri} "
+        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have checkpoints below {base.uri} "
         f"({', '.join(found) or 'none'}); {way_out}"
     )
 
 
 def job_uri() -> str:
-    """Return the URI below which the job stores checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if the job has no such
-    URI."""
+    """Return the URI below which the job stores checkpoints (RINGTRAIN_CHECKPOINT_URI); empty if it has none."""
     return JobCheckpoints.from_env(os.environ).uri
 
 
 def job_directory() -> Path | None:
-    """Return the directory of the job's checkpoints across attempts (RINGTRAIN_CHECKPOINT_DIR); None if the job has
-    no such directory. `Checkpoints` creates a folder in it for each attempt."""
+    """Return the directory of the job's checkpoints (RINGTRAIN_CHECKPOINT_DIR), in which `Checkpoints` creates a folder
+    for each attempt; None if the job has no directory."""
     return JobCheckpoints.from_env(os.environ).directory
 
 
 def attempt_directory() -> Path | None:
-    """Return the folder for this attempt's files of other formats, created if needed; None if the job has no directory.
+    """Return this attempt's folder for files of other libraries, created if needed; None if the job has no directory.
 
     `readable_directories` returns the folders of earlier attempts. Raises CheckpointError.
     """
@@ -136,14 +136,13 @@ def attempt_directory() -> Path | None:
     try:
         own.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"{own} cannot be made: {error.strerror or error}") from error
+        raise CheckpointError(f"{own} cannot be created: {error.strerror or error}") from error
     return own
 
 
 def readable_directories() -> tuple[Path, ...]:
-    """Return the folders to restore from, in this order: this attempt's folder, earlier attempts', then those of the
-    job that `spec.checkpoint.restoreFrom` names. Raises CheckpointError.
-    """
+    """Return the folders to restore from, in order: of this attempt, of earlier attempts, and of the job in
+    `spec.checkpoint.restoreFrom`. Raises CheckpointError if that matches no job or several."""
     job = JobCheckpoints.from_env(os.environ)
     if job.directory is None:
         return ()
@@ -152,7 +151,8 @@ def readable_directories() -> tuple[Path, ...]:
 
 
 def checkpoint_location_of(directory: Path, config: JobCheckpoints) -> CheckpointLocation:
-    """Return the folders of checkpoints in `directory`; outside the job's own folder only `directory` itself."""
+    """Return the folders that a `Checkpoints` of `directory` writes and reads. If `directory` is in the job's own
+    folder, each attempt has a subfolder of `directory`; otherwise the only folder is `directory`."""
     job_dir = config.directory
     if job_dir is None or not directory.absolute().is_relative_to(job_dir.absolute()):
         return CheckpointLocation(directory)
@@ -167,7 +167,7 @@ def checkpoint_location_of(directory: Path, config: JobCheckpoints) -> Checkpoin
 
 
 def _checkpoint_folders(directory: Path, below: int | None = None) -> tuple[Path, ...]:
-    """Return the folders of attempts (before `below`) in `directory`, newest first, then `directory` itself."""
+    """Return the folders of attempts in `directory` (of attempts before `below`), newest first, then `directory`."""
     found: dict[int, Path] = {}
     if directory.is_dir():
         for path in directory.iterdir():
@@ -186,12 +186,12 @@ def _checkpoint_source(job_dir: Path, name: str) -> Path:
     if len(found) == 1:
         return found[0]
     way_out = (
-        "give one of them as checkpoint.restoreFrom"
+        "set checkpoint.restoreFrom to one of them"
         if found
         else f"there are {_checkpoint_folder_names(sorted(claim.iterdir()))}"
     )
     raise CheckpointError(
-        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have checkpoints on the claim "
+        f"checkpoint.restoreFrom is {name!r}: {len(found)} jobs of this name have checkpoints on the volume "
         f"({_checkpoint_folder_names(found)}); {way_out}"
     )
 

@@ -1,4 +1,4 @@
-"""Lock on a folder of checkpoints: only one process may write, else two would damage each other's files."""
+"""Lock on a folder of checkpoints, so that only one process writes to it."""
 
 import errno
 import fcntl
@@ -30,7 +30,7 @@ _changing = threading.RLock()  # garbage collection may release an owner at any 
 
 
 class CheckpointFolderOwner:
-    """Owner of a folder until it takes another, is garbage-collected, the world is left, or the process ends.
+    """Lock on a folder. It is released when another folder is locked, the world is left, or the object is deleted.
 
     In an elastic world another process may then be rank 0.
     """
@@ -40,7 +40,7 @@ class CheckpointFolderOwner:
         self._end: weakref.finalize[[tuple[int, Path]], CheckpointFolderOwner] | None = None
 
     def take(self, folder: Path) -> None:
-        """Lock `folder`, which is created if needed.
+        """Lock `folder` for this process. It is created if needed.
 
         Raises OSError, and CheckpointError with the name of the process that has the lock.
         """
@@ -61,20 +61,21 @@ class CheckpointFolderOwner:
             world.run_with_set(WORLD, _CheckpointFolderRelease(self))
 
     def give_up(self) -> None:
-        """Release the folder for another process."""
+        """Release the lock, so that another process can take it."""
         if self._end is not None:
             self._end()
         self._key = self._end = None
 
 
 class _CheckpointFolderRelease:
-    """Hook of a world that releases an owner's folder, with a weak reference to the owner."""
+    """Hook that releases the checkpoint folder when this process has left the world. Holds only a weak reference to the
+    owner."""
 
     def __init__(self, owner: CheckpointFolderOwner) -> None:
         self._owner = weakref.ref(owner)
 
     def stop(self) -> None:
-        """Do nothing: a write in progress completes."""
+        """Do nothing, because a write in progress completes."""
 
     def wait_stopped(self, timeout_s: float) -> None:
         """Release the folder after the world was left."""
@@ -82,7 +83,7 @@ class _CheckpointFolderRelease:
             owner.give_up()
 
     def in_flight(self) -> str:
-        """Return an empty description: there are no collectives."""
+        """Return "": this hook runs no collectives."""
         return ""
 
 

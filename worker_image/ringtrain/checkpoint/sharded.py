@@ -1,4 +1,4 @@
-"""Checkpoints below a URI: every rank writes its part, and reads the parts that it needs."""
+"""Checkpoints below a URI: every rank writes its part of the state, and reads the parts that it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import json
 import logging
 import os
-import re
 import threading
 import time
 import weakref
@@ -20,10 +19,10 @@ from ringtrain._core.process_groups.formations import CARRIED
 from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import ArrayPart
+from ringtrain.checkpoint.complete import complete_checkpoints, remove_old_checkpoints, step_of
 from ringtrain.checkpoint.format import DamagedCheckpoint, checked_checkpoint_step, join, split_parts
 from ringtrain.checkpoint.locations import JobCheckpoints, ObjectLocation, checkpoint_object_location, own_folder
 from ringtrain.checkpoint.shards import (
-    MANIFEST,
     describe_shard_arrays,
     own_part,
     read_manifest,
@@ -38,7 +37,6 @@ from ringtrain.shared.storage import ObjectStore
 
 log = logging.getLogger("ringtrain.checkpoint")
 
-_NAME = re.compile(r"ckpt-(\d{10,})-([0-9a-f]{12})")
 # Interval, in the background, at which rank 0 checks whether the others have written.
 _LOOK_FIRST_S = 0.1
 _LOOK_LAST_S = 2.0
@@ -50,7 +48,7 @@ Load = Callable[[Any], object]
 
 
 class ShardedCheckpoints:
-    """Checkpoints below a URI; the latest `keep` are retained. Every method but `finish` and `close` is collective.
+    """Checkpoints below a URI; the latest `keep` are retained. All methods except `finish` and `close` are collective.
 
         checkpoints = ShardedCheckpoints("s3://bucket/digits")
         checkpoints.latest(lambda state: opt.load_state_dict(state["optimizer"]))
@@ -64,7 +62,7 @@ class ShardedCheckpoints:
     def __init__(
         self, uri: str, *, keep: int = 3, group: CollectiveGroup | None = None, deadline_s: float = 600.0
     ) -> None:
-        """Open the store. Makes no request.
+        """Open the store, without a request to it.
 
         `deadline_s`: limit for each call to the store, and for the wait of rank 0 for the other ranks in the
         background.
@@ -89,12 +87,12 @@ class ShardedCheckpoints:
         self.close()
 
     def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
-        """Write `state` as the checkpoint of `step`, and remove the oldest. Collective.
+        """Write `state` as the checkpoint of `step`, and remove the oldest checkpoints. Collective.
 
-        `state` is as for `Checkpoints.save`. Its arrays are either equal on all ranks, each of which writes a part of
-        them, or this rank's parts (`opt.shard_dict()`). Numbers and strings are those of rank 0.
-        `background`: return when the ranks have agreed, and write on a thread; do not change `state` until the next
-        save() or finish().
+        `state` may contain the same types as for `Checkpoints.save`. Its arrays are either equal on all ranks, each of
+        which writes a part of them, or this rank's parts (`opt.shard_dict()`). Numbers and strings are those of rank 0.
+        `background`: whether to return when the ranks have agreed, and write on a thread. If True, do not change
+        `state` until the next save() or finish().
         Raises CheckpointError on every rank, for this save or an earlier one in the background, with the rank that
         could not write; earlier checkpoints are retained. Raises MismatchError if states differ.
         """
@@ -122,7 +120,7 @@ class ShardedCheckpoints:
         self._raise_any_failure()
 
     def finish(self) -> None:
-        """Wait for this rank's write in the background, and raise its error. Not collective.
+        """Wait for this rank's background write, and raise its error. Not collective.
 
         Only on rank 0 does it mean that the checkpoint is complete.
         """
@@ -137,7 +135,7 @@ class ShardedCheckpoints:
         self._store.close()
 
     def latest(self, load: Load | None = None) -> Saved | None:
-        """Return the newest complete and undamaged checkpoint, or None. Collective.
+        """Return the newest complete and undamaged checkpoint; None if there is none. Collective.
 
         Without `load` every rank reads all of it. `load(state)` is called with arrays that are not yet read; it reads
         what this rank needs by `opt.load_state_dict`, `array.read(start, stop)` or `np.asarray(array)`. If a rank finds
@@ -164,21 +162,21 @@ class ShardedCheckpoints:
                 return found
             damaged[candidate] = problem
             if self._group.rank == 0:
-                log.warning("%s; trying the checkpoint before it", problem)
+                log.warning("%s; trying the previous checkpoint", problem)
 
     def _report_no_checkpoint(self, damaged: list[str]) -> None:
         if damaged:
             raise CheckpointError(
-                f"every checkpoint below {self.uri} is damaged: {'; '.join(damaged)}; restore one, or remove "
-                f"them to "
-                "start over"
+                f"every checkpoint below {self.uri} is damaged: {'; '.join(damaged)}; restore one "
+                "from a copy, or remove all of them to start over"
             )
         if self._group.rank == 0:
             report_start(0, "")
 
     def _attempt_load(self, store: ObjectStore, load: Load | None) -> tuple[Saved | None, str]:
-        """Return the checkpoint in `store` after all ranks have loaded it; None and the reason if a rank finds it
-        damaged.
+        """Load the checkpoint in `store` on all ranks. Return the checkpoint and "".
+
+        If a rank finds the checkpoint damaged, return None and the reason. `load`: see `latest`.
         """
         manifest = self._announced_manifest(store)
         error: Exception | None = None
@@ -220,7 +218,7 @@ class ShardedCheckpoints:
         return announced
 
     def _announced_candidates(self) -> list[str]:
-        """Return the folders of checkpoints, newest first, as found by rank 0."""
+        """Return the folders of checkpoints that rank 0 found, newest first."""
         announced: dict[str, Any] = {}
         if self._group.rank == 0:
             try:
@@ -234,12 +232,12 @@ class ShardedCheckpoints:
         return found
 
     def _find(self, location: ObjectLocation) -> list[str]:
-        found = [folder for place in location.own_first for folder in _complete_checkpoints(self._store, place)]
+        found = [folder for place in location.own_first for folder in complete_checkpoints(self._store, place)]
         if found or location.source is None:
             return found
         source = self._store.at(location.source)
         places = (*reversed([name for name in source.folders() if name.startswith("attempt-")]), "")
-        found = [f"{source.uri}/{folder}" for place in places for folder in _complete_checkpoints(source, place)]
+        found = [f"{source.uri}/{folder}" for place in places for folder in complete_checkpoints(source, place)]
         if not found:
             raise CheckpointError(
                 f"checkpoint.restoreFrom names {source.uri}, which has no checkpoint; remove restoreFrom to start "
@@ -248,7 +246,7 @@ class ShardedCheckpoints:
         return found
 
     def _agree(self, step: int, described: Mapping[str, Any]) -> str:
-        """Agree on the folder of a save, on what is saved, and that no rank has failed before."""
+        """Check that all ranks save the same step and arrays, and none failed before; return the folder to write."""
         self._join()
         digest = hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
         failure, self._failure = self._failure, ""
@@ -306,7 +304,7 @@ class ShardedCheckpoints:
             if time.monotonic() >= deadline:
                 raise CheckpointError(
                     f"{store.uri} is not complete: {missing[0]} and others, {len(missing)} in all, were not written "
-                    f"within {self._deadline_s:g} s; look at that rank's log"
+                    f"within {self._deadline_s:g} s; look at the log of rank {int(missing[0][5:10])}"
                 )
             time.sleep(pause)
             pause = min(1.5 * pause, _LOOK_LAST_S)
@@ -316,14 +314,14 @@ class ShardedCheckpoints:
         newest = store.uri.removeprefix(f"{self._store.uri}/")
         try:
             location = checkpoint_object_location(self._store, self._job)
-            latest = _remove_old_checkpoints(self._store, location, self._keep, newest, self._deadline_s)
+            latest = remove_old_checkpoints(self._store, location, self._keep, newest, self._deadline_s)
         except StorageError as error:  # the checkpoint is complete, and the next save tries again
-            log.warning("old checkpoints below %s stay: %s", self.uri, error)
+            log.warning("old checkpoints below %s could not be removed; the next save tries again: %s", self.uri, error)
         else:
-            self._earlier.tell(step, _step_of(latest), self.uri)
+            self._earlier.tell(step, step_of(latest), self.uri)
 
     def _wait_at_exit(self) -> None:
-        """Make the interpreter wait for the writer before it ends concurrent.futures' threads, which store clients use.
+        """Make the interpreter wait for the writer at exit, before it ends the threads that store clients use.
 
         Other threads are joined after that.
         """
@@ -345,7 +343,7 @@ class ShardedCheckpoints:
 
 
 def _ranks_with_other_states(states: Sequence[Any]) -> MismatchError:
-    """Build the error for ranks that save different states. `states`: step and saved arrays of each rank."""
+    """Build the error for ranks that save different states. `states`: step and array descriptions of each rank."""
     step, arrays = states[0]
     rank = next(rank for rank, of_rank in enumerate(states) if of_rank != states[0])
     other_step, others = states[rank]
@@ -354,10 +352,10 @@ def _ranks_with_other_states(states: Sequence[Any]) -> MismatchError:
     else:
         name = min(name for name in {*arrays, *others} if arrays.get(name) != others.get(name))
         here, there = ("{dtype} {shape}".format(**of[name]) if name in of else "absent" for of in (others, arrays))
-        what = f"arrays ({name!r} is {here} there and {there} on rank 0)"
+        what = f"arrays ({name!r} is {here} on rank {rank}, but {there} on rank 0)"
     return MismatchError(
-        f"checkpoint: rank {rank} saves other {what} than rank 0; every rank must save the same step with "
-        "arrays of the same names, types and shapes, as shard_dict() with the same arguments gives them"
+        f"checkpoint: rank {rank} saves other {what} than rank 0; every rank must save the same step and arrays of "
+        "the same names, types and shapes: call shard_dict() with the same arguments"
     )
 
 
@@ -365,51 +363,3 @@ def _raise_first_save_failure(failures: list[str]) -> None:
     for rank, failure in enumerate(failures):
         if failure:
             raise CheckpointError(f"rank {rank}: {failure}")
-
-
-def _checkpoint_objects(store: ObjectStore, place: str) -> dict[str, list[str]]:
-    """Return names of objects by the checkpoint in `place` that contains them, newest first."""
-    found: dict[str, list[str]] = {}
-    for name in store.names(place):
-        folder, _, _ = name.rpartition("/")
-        if folder.rpartition("/")[0] == place and _NAME.fullmatch(folder.rpartition("/")[2]):
-            found.setdefault(folder, []).append(name)
-    return dict(sorted(found.items(), reverse=True))
-
-
-def _complete_checkpoints(store: ObjectStore, place: str) -> list[str]:
-    objects = _checkpoint_objects(store, place)
-    return [folder for folder, names in objects.items() if f"{folder}/{MANIFEST}" in names]
-
-
-def _remove_old_checkpoints(
-    store: ObjectStore, location: ObjectLocation, keep: int, newest: str, patience_s: float
-) -> str:
-    """Remove all but `newest` and the `keep` latest. Return the latest complete checkpoint.
-
-    Incomplete ones are removed if their save began `patience_s` before `newest`; another process may still write
-    younger ones.
-    """
-    given_up, latest = _save_began_ms(newest) - 1000 * patience_s, ""
-    for place in location.own_first:
-        for folder, names in _checkpoint_objects(store, place).items():
-            whole = f"{folder}/{MANIFEST}" in names
-            if folder == newest or (whole and keep > 0) or (not whole and _save_began_ms(folder) >= given_up):
-                keep -= whole
-                latest = latest or (folder if whole else "")
-                continue
-            # The manifest first: a partly removed checkpoint must have none.
-            for name in sorted(names, key=lambda name: not name.endswith(MANIFEST)):
-                store.remove(name)
-            store.remove_folder(folder)
-    return latest or newest
-
-
-def _step_of(folder: str) -> int:
-    """Return the step in the name of `folder`."""
-    return int(folder.rpartition("/")[2].split("-")[1])
-
-
-def _save_began_ms(folder: str) -> int:
-    """Return the time in the name of `folder` at which the save began."""
-    return int(folder.rpartition("-")[2], 16)

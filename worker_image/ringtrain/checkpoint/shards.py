@@ -1,4 +1,4 @@
-"""Format of a checkpoint of several ranks: objects of every rank, and one manifest that completes it.
+"""Format of a checkpoint of several ranks: each rank writes objects, and a manifest completes the checkpoint.
 
     ckpt-0000000140-019f3c2a1b07/rank-00003-0000.safetensors    arrays of rank 3
     ckpt-0000000140-019f3c2a1b07/rank-00003.json                which elements of which arrays these are
@@ -48,7 +48,7 @@ _TYPES = {
 
 @dataclass(frozen=True)
 class CheckpointPiece:
-    """Elements `start:stop` of the array `name`, stored in `file` from byte `offset` on; both empty until written."""
+    """Elements `start:stop` of the array `name`. Once written, `file` contains them from byte `offset` on."""
 
     name: str
     start: int
@@ -58,12 +58,11 @@ class CheckpointPiece:
 
 
 def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -> ArrayPart | None:
-    """Return the part of `array` that `rank` of `size` writes: its own part, or an equal cut of an array that all ranks
-    have.
-    """
+    """Return the part of `array` that `rank` of `size` ranks writes; None if it writes nothing. An ArrayPart is the
+    rank's own part; an array that all ranks have is divided among them."""
     if array.dtype.name not in _TYPES:
         raise ConfigurationError(
-            f"checkpoint: array {name} is of {array.dtype.name}; expected one of {', '.join(_TYPES)}"
+            f"checkpoint: array {name} has dtype {array.dtype.name}; expected one of {', '.join(_TYPES)}"
         )
     if isinstance(array, ArrayPart):
         return array if array.values.size else None
@@ -74,12 +73,12 @@ def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -
 
 
 def describe_shard_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
-    """Return dtype and shape of each whole array, JSON-safe."""
+    """Return dtype and shape of each whole array as JSON-safe values."""
     return {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in arrays.items()}
 
 
 def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -> None:
-    """Write the files of `rank`, then the list of their contents. Raises StorageError."""
+    """Write the files of `rank`, then a list of their contents. Raises StorageError if the store fails."""
 
     def write(number: int, group: list[CheckpointPiece]) -> tuple[str, dict[str, Any], list[CheckpointPiece]]:
         file = f"rank-{rank:05d}-{number:04d}.safetensors"
@@ -97,7 +96,7 @@ def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -
 
 
 def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str, Any], size: int) -> None:
-    """Merge the lists of all ranks into the manifest, which completes the checkpoint.
+    """Merge the lists of all ranks into the manifest. The checkpoint is complete when the manifest is written.
 
     Raises DamagedCheckpoint if elements of an array are missing.
     """
@@ -115,14 +114,18 @@ def write_manifest(store: ObjectStore, step: int, tree: Any, arrays: Mapping[str
 
 
 def read_manifest(store: ObjectStore) -> dict[str, Any]:
-    """Return the content of the manifest. Raises DamagedCheckpoint, ObjectMissing, StorageError."""
+    """Return the content of the manifest. Raises ObjectMissing, DamagedCheckpoint (invalid content) or StorageError
+    (store failed)."""
     data = store.read(MANIFEST)
     try:
         whole = json.loads(data)
         if whole["version"] != VERSION:
-            raise ValueError(f"format version {whole['version']}, this ringtrain reads {VERSION}")
+            raise ValueError(
+                f"its format version is {whole['version']}; this version of ringtrain supports only "
+                f"format version {VERSION}"
+            )
         if hashlib.sha256(whole["manifest"].encode()).hexdigest() != whole["sha256"]:
-            raise ValueError("it differs from its checksum")
+            raise ValueError("its content differs from its checksum")
         manifest = json.loads(whole["manifest"])
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise DamagedCheckpoint(f"{store.uri}/{MANIFEST} is damaged: {error}") from error
@@ -145,7 +148,7 @@ class StoredCheckpointArray:
         self._pieces = pieces
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Return elements `start:stop`, in C order, as a new 1-d array; reads only the blocks that contain them.
+        """Return elements `start:stop`, in C order, as a new 1-d array. Reads only the blocks that contain them.
 
         Raises DamagedCheckpoint if a file is missing or differs from its checksum, ConfigurationError for a range
         outside the array.
@@ -153,7 +156,8 @@ class StoredCheckpointArray:
         stop = self.size if stop is None else stop
         if not 0 <= start <= stop <= self.size:
             raise ConfigurationError(
-                f"checkpoint: elements {start}:{stop} requested of array {self.name}, which has 0:{self.size}"
+                f"checkpoint: elements {start}:{stop} of array {self.name} were requested, but the "
+                f"array has elements 0:{self.size}"
             )
         found = np.empty(stop - start, self.dtype)
         width = self.dtype.itemsize
@@ -179,7 +183,8 @@ class StoredCheckpointFiles:
         self.bytes_read = 0
 
     def read_into(self, file: str, begin: int, target: NDArray[np.uint8]) -> None:
-        """Fill `target` with the bytes of `file` from `begin` on. Raises DamagedCheckpoint."""
+        """Fill `target` with the bytes of `file` from `begin` on. Raises DamagedCheckpoint if bytes are missing or
+        wrong."""
         done = 0
         while done < target.size:
             index, inside = divmod(begin + done, BLOCK_BYTES)
@@ -228,7 +233,7 @@ def stored_arrays(store: ObjectStore, manifest: Mapping[str, Any]) -> dict[str, 
 
 
 def _parts_by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPiece]]:
-    """Yield groups of pieces of `parts`, each at most FILE_BYTES long."""
+    """Yield groups of pieces of `parts`, one group for each file of at most FILE_BYTES."""
     group: list[CheckpointPiece] = []
     room = FILE_BYTES
     for name, part in parts.items():
@@ -247,7 +252,7 @@ def _parts_by_file(parts: Mapping[str, ArrayPart]) -> Iterator[list[CheckpointPi
 def _safetensors_file(
     file: str, parts: Mapping[str, ArrayPart], group: list[CheckpointPiece]
 ) -> tuple[bytes, list[CheckpointPiece]]:
-    """Return the content of a safetensors file with `group`, and the position of each piece in it."""
+    """Return the content of a safetensors file with `group`, and the byte position of each piece in it."""
     header: dict[str, Any] = {}
     values: list[NDArray[Any]] = []
     length = 0
@@ -284,7 +289,6 @@ def _check_whole_arrays(arrays: Mapping[str, Any], pieces: list[CheckpointPiece]
     for name, described in arrays.items():
         if reached[name] < prod(described["shape"]):
             raise DamagedCheckpoint(
-                f"no rank has written elements {reached[name]} on of array {name}, which has "
-                f"{prod(described['shape'])}; "
-                "every rank must pass its part"
+                f"array {name} has {prod(described['shape'])} elements, but no rank has written "
+                f"element {reached[name]}; every rank must pass its part"
             )

@@ -1,4 +1,4 @@
-"""Checkpoint before the pod is deleted: SIGTERM on any rank stops all ranks at the same step."""
+"""Checkpoint before the pod is deleted: if any rank receives SIGTERM, all ranks stop at the same step."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class StopRequest:
-    """Agreement of the ranks on a stop after SIGTERM, so that all save at the same step.
+    """Agreement of the ranks on the step after which they save and stop, because a rank received SIGTERM.
 
         with StopRequest() as stop:
             for step in range(first, steps):
@@ -27,13 +27,14 @@ class StopRequest:
     """
 
     def __init__(self, group: CollectiveGroup | None = None) -> None:
-        """Install the handler of SIGTERM.
+        """Install a handler of SIGTERM that records the signal.
 
         Raises ConfigurationError outside the main thread, which alone receives signals.
         """
         if threading.current_thread() is not threading.main_thread():
             raise ConfigurationError(
-                "StopRequest was created outside the main thread, which alone receives signals; create it there"
+                "StopRequest was created outside the main thread, which alone receives signals; "
+                "create it in the main thread"
             )
         self._group = group or group_of()
         self._asked = False
@@ -47,11 +48,11 @@ class StopRequest:
 
     @property
     def asked(self) -> bool:
-        """Return whether this rank received SIGTERM; other ranks may not have received it yet."""
+        """Return whether this rank has received SIGTERM. Other ranks may not have received it yet."""
         return self._asked
 
     def agreed(self) -> bool:
-        """Return whether any rank received SIGTERM: the same result on all of them. Collective."""
+        """Return whether any rank has received SIGTERM, with the same result on all ranks. Collective."""
         return any(self._group.allgather_object(self._asked, "StopRequest"))
 
     def _on_signal(self, _: int, __: FrameType | None) -> None:

@@ -56,7 +56,7 @@ def checkpoints_by_step(directory: Path, pattern: re.Pattern[str] = NAME) -> dic
 
 
 def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: OnStage) -> None:
-    """Write `path` with `write` atomically: a reader finds the old file or the whole new one, also after a power cut.
+    """Write `path` by `write` so that a reader finds the old file or the whole new one, also after a power cut.
 
     `on_stage` is called after each stage, for tests that stop there.
     """
@@ -78,7 +78,7 @@ def write_atomically(path: Path, write: Callable[[BinaryIO], None], on_stage: On
 
 
 def rename_damaged_checkpoint(path: Path) -> Path:
-    """Rename a damaged checkpoint, which is then neither read nor counted, but can be inspected.
+    """Rename a damaged checkpoint, so that it is neither read nor counted but can be inspected.
 
     Return the new path.
     """
@@ -86,7 +86,7 @@ def rename_damaged_checkpoint(path: Path) -> Path:
 
 
 def remove_old(folders: Sequence[Path], keep: int, newest: Path) -> None:
-    """Remove all but `newest` and the `keep` latest checkpoints, older damaged ones, and incomplete files of a crash.
+    """Remove all but `newest` and the `keep` latest checkpoints, older damaged ones, and incomplete files.
 
     `folders`: the folder of `newest`, then the folders of earlier attempts, newest first. Checkpoints of an attempt are
     later than those of all earlier attempts. Removes folders that become empty.
@@ -124,7 +124,7 @@ log = logging.getLogger("ringtrain.checkpoint")
 
 @dataclass(frozen=True)
 class Saved:
-    """Checkpoint that was read: the `step` and `state` passed to `save`; tensors are in host memory."""
+    """Checkpoint that was read: the `step` and `state` that were passed to `save`. Tensors are in host memory."""
 
     step: int
     state: Any
@@ -132,7 +132,7 @@ class Saved:
 
 
 class EarlierStepNotice:
-    """Warning, once, that a save is of an earlier step than the latest checkpoint, which `latest()` returns."""
+    """Warning, logged once, that the saved step is earlier than the latest checkpoint, which `latest()` returns."""
 
     def __init__(self) -> None:
         self._has_warned = False
@@ -143,8 +143,8 @@ class EarlierStepNotice:
             return
         self._has_warned = True
         log.warning(
-            "step %d is saved into %s, which has step %d: latest() returns that one, and earlier steps are "
-            "removed first. Use another folder for a new training, or remove the old checkpoints",
+            "step %d is saved into %s, which already has step %d: latest() returns the higher step, and lower steps "
+            "are removed first. Use another folder for a new training, or remove the old checkpoints",
             step,
             place,
             latest,
@@ -173,7 +173,7 @@ class Checkpoints:
         group: CollectiveGroup | None = None,
         on_stage: OnStage = lambda stage: None,
     ) -> None:
-        """Define the directory. Makes no access to it.
+        """Set the directory of the checkpoints, without accessing it.
 
         `on_stage`: rank 0 calls it when a file has been written, synced and renamed; for fault injection.
         """
@@ -192,16 +192,16 @@ class Checkpoints:
         self._failure: Exception | None = None
 
     def save(self, step: int, state: Mapping[str, Any], *, background: bool = False) -> None:
-        """Write `state` as the checkpoint of `step`, atomically, and remove the oldest ones.
+        """Write `state` as the checkpoint of `step`, atomically, and remove the oldest checkpoints.
 
         Only rank 0 writes; on other ranks the call ignores its arguments and returns at once. `state` consists of
         dicts, lists, tuples, sets, arrays and tensors of numbers or booleans, numbers, strings, bytes, booleans and
-        None, as returned by `state_dict()` of models, optimizers, schedulers and scalers. Raises CheckpointError if it
-        cannot be written, or if another process writes into the same folder; earlier checkpoints are retained. Raises
-        ConfigurationError for a step that is not a whole number of at least 0.
-        `background`: write on a thread and return at once. The other ranks then need not wait for a slow disk, for
-        which they would wait RINGTRAIN_TIMEOUT at most. Do not change `state` (a `state_dict` does not change) until
-        the next save() or finish(), which raises the error of the write.
+        None, as returned by `state_dict()` of models, optimizers, schedulers and scalers.
+        `background`: whether to write on a thread and return at once. If True, do not change `state` until the next
+        save() or finish(), which raises the error of the write. (A `state_dict` does not change.) If False, the other
+        ranks have to wait for a slow disk, for RINGTRAIN_TIMEOUT at most.
+        Raises CheckpointError if the checkpoint cannot be written, or if another process writes into the same folder;
+        earlier checkpoints are retained. Raises ConfigurationError for a step that is not a whole number of at least 0.
         """
         self.finish()
         if self._group.rank != 0:
@@ -218,7 +218,7 @@ class Checkpoints:
         self._writer.start()
 
     def finish(self) -> None:
-        """Wait for a save in the background to end, and raise its error."""
+        """Wait for a background save to end, and raise its error."""
         if self._writer is not None:
             self._writer.join()
             self._writer = None
@@ -244,18 +244,18 @@ class Checkpoints:
             raise
         except OSError as error:
             raise CheckpointError(
-                f"checkpoint {path} cannot be written: {error.strerror or error}; check the space and rights of "
-                f"{self.directory}"
+                f"checkpoint {path} cannot be written: {error.strerror or error}; check the free space and permissions "
+                f"of {self.directory}"
             ) from error
 
     def latest(self) -> Saved | None:
         """Return the newest undamaged checkpoint, or None. Collective.
 
-        If the job has none, reads the newest of the job that `spec.checkpoint.restoreFrom` names, without changes to
-        that job's files. Reports the checkpoint to the launcher, for its log and the job's status.
-        A damaged one is logged and renamed to `….damaged`, and the previous one is read. Raises CheckpointError on
-        every rank if all are damaged (a silent restart from scratch would be worse), if the directory cannot be read,
-        and if the named job has no checkpoints.
+        If the job has no checkpoint, reads the newest of the job that `spec.checkpoint.restoreFrom` names, without
+        changes to that job's files. Reports the checkpoint to the launcher, for its log and the job's status.
+        A damaged checkpoint is logged and renamed to `….damaged`, and the previous checkpoint is read. Raises
+        CheckpointError on every rank if all are damaged (a silent restart from scratch would be worse), if the
+        directory cannot be read, and if the named job has no checkpoints.
         """
         self.finish()
         found: Saved | None = None
@@ -294,14 +294,17 @@ class Checkpoints:
         return found
 
     def _newest_in(self, folders: Sequence[Path], own: bool) -> Saved | None:
-        """Return the first undamaged checkpoint of `folders`; None if they have none. Renames damaged ones if `own`."""
+        """Return the newest undamaged checkpoint of the first folder that has one, or None.
+
+        `own`: whether the folders belong to this job, so that damaged checkpoints are renamed.
+        """
         damaged: dict[Path, str] = {}
         try:
             for step, path in (item for folder in folders for item in checkpoints_by_step(folder).items()):
                 try:
                     saved = Saved(step, read_state(path, step), path)
                 except DamagedCheckpoint as error:
-                    log.warning("%s; trying the checkpoint before it", error)
+                    log.warning("%s; trying the previous checkpoint", error)
                     damaged[path] = str(error)
                     continue
                 for bad in damaged if own else ():
@@ -313,12 +316,12 @@ class Checkpoints:
                 return saved
         except OSError as error:
             raise CheckpointError(
-                f"{self.directory} cannot be read: {error}; make it readable for this user, on a disk that answers"
+                f"{self.directory} cannot be read: {error}; check its permissions and its disk"
             ) from error
         if damaged:
             raise CheckpointError(
-                f"every checkpoint in {folders[-1]} is damaged: {'; '.join(damaged.values())}; restore one, or "
-                f"remove them to start over"
+                f"every checkpoint in {folders[-1]} is damaged: {'; '.join(damaged.values())}; "
+                "restore one from a copy, or remove all of them to start over"
             )
         return None
 

@@ -1,1 +1,1 @@
-"""Modules of `horovod.common` that scripts import."""
+"""Counterparts of the modules in `horovod.common` that training scripts import."""

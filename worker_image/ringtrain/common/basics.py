@@ -1,4 +1,4 @@
-"""Names that Horovod provides for every framework: world, process sets, reductions, and build queries."""
+"""Functions that Horovod's API has in every framework module, such as `init`, `rank` and `nccl_built`."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -68,8 +68,9 @@ __all__ = [
 ]
 
 
-def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = None) -> None:
-    """Join the world with the other ranks and create `process_sets`. A second call changes nothing.
+# Quoted, so that help() shows it as short as that.
+def init(comm: Any = None, process_sets: "Sequence[ProcessSet] | str | None" = None) -> None:
+    """Join the world with the other ranks, and create the process sets in `process_sets`. A second call does nothing.
 
     `comm`: None, or all ranks of the world (a list or an mpi4py communicator). `process_sets`: sets to create now, the
     same on every rank; "dynamic" is accepted and has no effect, because sets can always be added. If the call fails, it
@@ -92,9 +93,9 @@ def init(comm: Any = None, process_sets: Sequence[ProcessSet] | str | None = Non
 
 
 def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
-    """Start to record this rank's activity, with the times at which named collectives were submitted, agreed and run.
+    """Start to record this rank's activity as a timeline in `file_path` (Chrome trace JSON).
 
-    `stop_timeline` ends the file (Chrome trace JSON). Ranks other than 0 add their number to the file's name.
+    `stop_timeline` ends the file. Ranks other than 0 add their number to the file's name.
     `mark_cycles` is accepted and has no effect: there are no cycles.
     """
     path, own_rank = Path(file_path), rank()
@@ -119,8 +120,8 @@ def _check_comm(comm: Any) -> None:
     given, ranks = len(comm) if isinstance(comm, Sequence) else comm.size, size()
     if given != ranks:
         raise ConfigurationError(
-            f"init: comm has {given} ranks and the world {ranks}; pass None, and define the ranks that "
-            "you mean by a ProcessSet"
+            f"init: comm has {given} ranks, but the world has {ranks}; pass comm=None, and use a "
+            "ProcessSet for a part of the world"
         )
 
 
@@ -144,5 +145,5 @@ rocm_built = _absent("Ringtrain has no ROCm code.")
 
 
 def nccl_built() -> int:
-    """Return 0: tensors of other devices are reduced in host memory."""
+    """Return 0, because ringtrain does not use NCCL: tensors of devices are reduced in host memory."""
     return 0

@@ -1,4 +1,4 @@
-"""Elastic states under the names of `horovod.common.elastic`."""
+"""Elastic states, importable as from `horovod.common.elastic`."""
 
 from ringtrain.elastic import ObjectState, State
 

@@ -1,11 +1,11 @@
-"""Errors under the names of `horovod.common.exceptions`."""
+"""Errors, importable as from `horovod.common.exceptions`."""
 
 from ringtrain.elastic import HostsUpdatedInterrupt
 from ringtrain.errors import RingtrainError as HorovodInternalError
 
 
 class HorovodVersionMismatchError(ImportError):
-    """Exception that is never raised, because nothing is compiled against a version of a framework."""
+    """Error of Horovod that ringtrain never raises, because it is not compiled against a framework's version."""
 
 
 __all__ = ["HorovodInternalError", "HorovodVersionMismatchError", "HostsUpdatedInterrupt"]

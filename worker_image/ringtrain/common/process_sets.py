@@ -1,4 +1,4 @@
-"""Process sets under the names of `horovod.common.process_sets`."""
+"""Process sets, importable as from `horovod.common.process_sets`."""
 
 from ringtrain import ProcessSet, add_process_set, global_process_set, remove_process_set
 

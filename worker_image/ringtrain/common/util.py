@@ -1,4 +1,4 @@
-"""Helpers under the names of `horovod.common.util`."""
+"""Helper functions, importable as from `horovod.common.util`."""
 
 import contextlib
 import functools
@@ -7,7 +7,7 @@ import itertools
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from ringtrain import ReduceOp
@@ -22,7 +22,7 @@ _GPU_QUESTIONS = {
 
 
 def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) -> None:
-    """Raise ImportError unless the framework of `ext_name` ("ringtrain.torch") is installed.
+    """Raise ImportError unless the framework in `ext_name` (such as "ringtrain.torch") is installed.
 
     The other arguments are accepted for compatibility with Horovod: there is no extension to build.
     """
@@ -32,15 +32,15 @@ def check_extension(ext_name: str, ext_env_var: str, pkg_path: str, *args: str) 
 
 
 def extension_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether the framework `ext_base_name` ("torch", "tensorflow") is installed."""
+    """Return whether the framework `ext_base_name` ("torch" or "tensorflow") is installed. `verbose` has no effect."""
     return importlib.util.find_spec(ext_base_name) is not None
 
 
 @functools.cache
 def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
-    """Return whether the framework `ext_base_name` sees a GPU; False if it does not answer within 5 minutes.
+    """Return whether the framework `ext_base_name` finds a GPU; False if it does not answer within 5 minutes.
 
-    Runs in another process, so that this one does not initialize the framework.
+    Runs in another process, so that this one does not initialize the framework. `verbose` has no effect.
     """
     if ext_base_name not in _GPU_QUESTIONS or not extension_available(ext_base_name):
         return False
@@ -55,29 +55,29 @@ def gpu_available(ext_base_name: str, verbose: bool = False) -> bool:
 
 
 def mpi_built(verbose: bool = False) -> bool:
-    """Return `ringtrain.torch.mpi_built()`."""
+    """Return False, like `ringtrain.torch.mpi_built()`. `verbose` has no effect."""
     return basics.mpi_built()
 
 
 def gloo_built(verbose: bool = False) -> bool:
-    """Return `ringtrain.torch.gloo_built()`."""
+    """Return False, like `ringtrain.torch.gloo_built()`. `verbose` has no effect."""
     return basics.gloo_built()
 
 
 def nccl_built(verbose: bool = False) -> int:
-    """Return `ringtrain.torch.nccl_built()`."""
+    """Return 0, like `ringtrain.torch.nccl_built()`. `verbose` has no effect."""
     return basics.nccl_built()
 
 
 def split_list(l: list[Any], n: int) -> list[list[Any]]:  # noqa: E741 (Horovod's name of it)
-    """Cut `l` into `n` parts whose lengths differ by at most one, the longer ones first."""
+    """Return `l` cut into `n` lists whose lengths differ by at most one, longer ones first."""
     length, more = divmod(len(l), n)
     cuts = [part * length + min(part, more) for part in range(n + 1)]
     return [l[start:stop] for start, stop in itertools.pairwise(cuts)]
 
 
 def num_rank_is_power_2(num_rank: int) -> bool:
-    """Return whether Adasum can combine `num_rank` ranks."""
+    """Return whether `num_rank` is a power of two, so that Adasum can combine so many ranks."""
     return num_rank > 0 and num_rank & (num_rank - 1) == 0
 
 
@@ -85,23 +85,13 @@ check_num_rank_power_of_2 = num_rank_is_power_2
 
 
 def handle_average_backwards_compatibility(op: Any, average: bool | None) -> Any:
-    """Return the reduction that `op`, or the deprecated `average`, names. Raises ValueError if both are set."""
+    """Return the reduction for `op`, or for the deprecated `average`. Raises ValueError if both are set."""
     return ReduceOp.of(op, average)
-
-
-def get_average_backwards_compatibility_fun(reduce_ops: Any) -> Callable[[Any, bool | None], Any]:
-    """Return `handle_average_backwards_compatibility`. `reduce_ops` is ignored; Horovod has it."""
-    return handle_average_backwards_compatibility
-
-
-def is_iterable(x: Any) -> bool:
-    """Return whether `iter(x)` works."""
-    return isinstance(x, Iterable) or hasattr(x, "__getitem__")
 
 
 @contextlib.contextmanager
 def env(**kwargs: Any) -> Iterator[None]:
-    """Set environment variables within the context and restore them afterwards; None removes a variable."""
+    """Set environment variables within the context, and restore the old values afterwards; None removes a variable."""
     before = {name: os.environ.get(name) for name in kwargs}
     try:
         _set(kwargs)

@@ -1,4 +1,4 @@
-"""Compression of messages; rounding errors are added to the next message of the same tensor.
+"""Compression of gradients before they are sent. Rounding errors are added to the next message of the same tensor.
 
 Error feedback after Seide et al. 2014 and Karimireddy et al. 2019. Off by default.
 """

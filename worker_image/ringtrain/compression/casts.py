@@ -1,4 +1,4 @@
-"""Compression of a framework's gradients: the choices for the `compression` argument."""
+"""Values of the adapters' `compression` argument: send gradients unchanged, as float16 or as bfloat16."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import Any, Protocol
 
 
 class TensorCompressor(Protocol):
-    """Conversion of a tensor before it is sent, and back after it was received."""
+    """Interface of a value of the `compression` argument: converts tensors before sending and after receiving."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
-        """Return the tensor to send, and the context for `decompress`."""
+        """Return the tensor to send, and a context value for `decompress`."""
 
     @staticmethod
     def decompress(tensor: Any, ctx: Any) -> Any:
-        """Return the received tensor in the type that it had before `compress`."""
+        """Return the received tensor in the dtype that it had before `compress`."""
 
 
 class NoneCompressor:
-    """Send tensors unchanged."""
+    """Compressor that sends tensors unchanged."""
 
     @staticmethod
     def compress(tensor: Any) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ class NoneCompressor:
 
 @dataclass(frozen=True)
 class CompressionChoices:
-    """Choices for the `compression` argument. `fp16`, `bf16`: floating-point tensors are sent in that type."""
+    """Values of the `compression` argument: `fp16` and `bf16` send floating-point tensors in that dtype."""
 
     fp16: type[TensorCompressor]
     bf16: type[TensorCompressor]
@@ -43,14 +43,14 @@ class CompressionChoices:
     def of(
         cls, fp16: Any, bf16: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
     ) -> CompressionChoices:
-        """Return the choices of a framework, given its two dtypes. `cast(tensor, dtype)`: the framework's cast."""
+        """Return the values for a framework from its half dtypes. `cast(tensor, dtype)`: the framework's conversion."""
         return cls(_half_compressor(fp16, cast, is_floating), _half_compressor(bf16, cast, is_floating))
 
 
 def _half_compressor(
     half: Any, cast: Callable[[Any, Any], Any], is_floating: Callable[[Any], bool]
 ) -> type[TensorCompressor]:
-    """Return a compressor that sends floating-point tensors as `half`. `cast(tensor, dtype)`: the framework's cast."""
+    """Return a compressor that sends floating-point tensors as `half`. `cast`: the framework's conversion."""
 
     class HalfCompressor:
         @staticmethod
@@ -68,7 +68,7 @@ def _half_compressor(
 def run_compressed(
     compression: type[TensorCompressor], tensors: Sequence[Any], collective: Callable[[list[Any]], Sequence[Any]]
 ) -> list[Any]:
-    """Return the result of `collective` for `tensors`, compressed before it and decompressed after."""
+    """Compress `tensors`, run `collective` on them, and return its results decompressed."""
     small = [compression.compress(tensor) for tensor in tensors]
     results = collective([tensor for tensor, _ in small])
     return [compression.decompress(tensor, ctx) for tensor, (_, ctx) in zip(results, small, strict=True)]

@@ -1,4 +1,4 @@
-"""Allreduce with compressed messages, for tensors that are reduced in every step."""
+"""Allreduce with compressed messages, for tensors that are reduced again in every step."""
 
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +27,7 @@ _CUTS: Final = (1 / 8, 1 / 2, 7 / 8)
 
 
 class Compressor:
-    """Allreduce of float32 tensors as "bf16" or "fp16" (half of the bytes) or "int8" (a quarter).
+    """Allreduce of float32 tensors that sends "bf16" or "fp16" (half of the bytes) or "int8" (a quarter).
 
         compressor = Compressor("bf16")
         compressor.allreduce_(gradient, name="conv1.weight")
@@ -39,7 +39,7 @@ class Compressor:
     """
 
     def __init__(self, compression: str) -> None:
-        """Check `compression`. Raises ConfigurationError if it is unknown."""
+        """Create a compressor for "bf16", "fp16" or "int8". Raises ConfigurationError for another value."""
         if compression != INT8:
             if compression not in HALVES:
                 allowed = ", ".join([*HALVES, INT8])
@@ -51,7 +51,7 @@ class Compressor:
         self._lost_results: dict[str, Flat] = {}
 
     def allreduce_(self, x: Flat, op: ReduceOp = Average, *, name: str, process_set: ProcessSet | None = None) -> Flat:
-        """Replace `x` (float32, contiguous) by the sum or average over all ranks, and return it.
+        """Overwrite `x` (float32, contiguous) with the sum or average over all ranks, and return it.
 
         `name` identifies the tensor and its rounding error. Raises ConfigurationError and the errors of
         `ringtrain.allreduce_`.
@@ -69,7 +69,7 @@ class Compressor:
         return x
 
     def state_dict(self) -> dict[str, Any]:
-        """Return a copy of this rank's rounding errors by tensor. Every rank has its own.
+        """Return a copy of this rank's rounding errors, by tensor, for this rank's checkpoint.
 
         A training that restores it, in a world of the same size, is bitwise equal to an uninterrupted one.
         """
@@ -80,9 +80,10 @@ class Compressor:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the rounding errors from this rank's `state_dict`.
+        """Restore the rounding errors that this rank's `state_dict` has returned.
 
-        In a world of another size the errors of int8's results, which are per part of the whole, are reset.
+        With int8, each rank also stores the rounding errors of the results in its part of a tensor. In a world of
+        another size, where the parts are different, these errors are reset.
 
         Raises ConfigurationError, with nothing changed, if `state` is invalid or of another compression.
         """
@@ -116,7 +117,7 @@ class Compressor:
                 part.result()
 
     def _as_int8(self, communicator: Communicator, what: WireSignature, values: Flat, op: ReduceOp) -> None:
-        """Reduce as int8.
+        """Reduce `values` over all ranks with int8 messages, in place.
 
         Sums of bytes would overflow, so the owner of each chunk receives the contributions, folds them in float32, and
         compresses the result again with a separate rounding error.
@@ -145,7 +146,7 @@ class Compressor:
 
 
 def _compressor_memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
-    """Return a checked copy of one of the dictionaries of a `state_dict`."""
+    """Return a copy of the dictionary `key` of a `state_dict`. Raises ConfigurationError if it is invalid."""
     given = state.get(key)
     if not isinstance(given, Mapping):
         raise ConfigurationError(f'the state has no dict "{key}"; pass the result of state_dict()')
@@ -159,6 +160,6 @@ def _compressor_memories(state: Mapping[str, Any], key: str) -> dict[str, Flat]:
 
 
 def _compressed_parts(length: int) -> list[slice]:
-    """Return the parts of a tensor of `length` elements in the order of sending."""
+    """Cut a tensor of `length` elements into parts, so that a part is converted while the previous part is sent."""
     cuts = [int(length * cut) for cut in _CUTS]
     return [slice(start, end) for start, end in pairwise([0, *cuts, length])]

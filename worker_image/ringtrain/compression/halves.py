@@ -1,4 +1,4 @@
-"""Conversion of float32 to bfloat16 or float16, and back."""
+"""Conversion of float32 arrays to bfloat16 or float16 and back, with the rounding error."""
 
 import ctypes
 from typing import Any, Final
@@ -16,14 +16,15 @@ HALVES: Final = {"bf16": "bfloat16", "fp16": "float16"}
 
 
 def half_dtype(compression: str) -> np.dtype[Any]:
-    """Return the dtype in which `compression` ("bf16" or "fp16") sends float32. Raises ConfigurationError."""
+    """Return the dtype in which `compression` ("bf16" or "fp16") sends float32. Raises ConfigurationError for any other
+    value."""
     if compression not in HALVES:
         raise ConfigurationError(f'compression is "{compression}"; expected one of {", ".join(HALVES)}')
     return dtype_of(HALVES[compression])
 
 
 def squeeze(values: Flat, lost: Flat, half: Flat) -> None:
-    """Round `values + lost` into `half`, and write the rounding error to `lost`. All 1-d, contiguous.
+    """Round `values + lost` to `half`, and store the rounding error in `lost`. All arrays are 1-d and contiguous.
 
     An element that overflows the half type is sent as infinity, and its error is set to 0.
     """

@@ -1,4 +1,4 @@
-"""Conversion of float32 to one byte per element and a scale for each block of elements."""
+"""Conversion of float32 arrays to int8 with a scale for each block of elements, and back."""
 
 from typing import Any, Final
 
@@ -13,10 +13,10 @@ _LEAST_SCALE: Final = np.finfo(np.float32).tiny
 
 
 def encode(values: Flat, lost: Flat) -> Flat:
-    """Return `values + lost` as bytes, and write the rounding error to `lost`.
+    """Return `values + lost` as int8 levels and scales, in bytes, and store the rounding error in `lost`.
 
-    A block with a value that is not finite arrives as values that are not, and its error is set to 0. A block without a
-    value above 1e-36 arrives as zeros.
+    A block with a non-finite value arrives as non-finite values, and its error is set to 0. A block without a value
+    above 1e-36 arrives as zeros.
     """
     blocks = -(-len(values) // BLOCK)
     padded = np.zeros((blocks, BLOCK), np.float32)
@@ -34,12 +34,12 @@ def encode(values: Flat, lost: Flat) -> Flat:
 
 
 def int8_encoded_length(length: int) -> int:
-    """Return the bytes of a message with `length` values."""
+    """Return the number of bytes to which `encode` converts `length` values."""
     return length + 4 * -(-length // BLOCK)
 
 
 def decode_int8(message: Flat, length: int) -> Flat:
-    """Return the `length` float32 values of a message from `encode`."""
+    """Return the `length` float32 values in a message that `encode` has returned."""
     blocks = -(-length // BLOCK)
     scales = message[: 4 * blocks].view(np.float32)
     levels = message[4 * blocks :].view(np.int8)

@@ -1,4 +1,4 @@
-"""Input: shards of a data set (`shard`), data workers (`service`), MNIST's file format (`idx`)."""
+"""Input of training: shards of a data set (`shard`), data workers (`service`), MNIST's files (`idx`)."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -24,7 +24,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load `service` on first use: it needs protobuf, which `import ringtrain` does not."""
+    """Import `service` on first use: it needs protobuf, which `import ringtrain` does not."""
     if name == "service":
         return import_module("ringtrain.data.service")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""MNIST's IDX files, plain or gzipped.
+"""Reader of MNIST's IDX files, plain or gzipped.
 
 The format, from the data set's home page (LeCun, Cortes & Burges): two zero bytes, one byte for the type, one byte
 for the number of dimensions, each dimension as a big-endian 32-bit integer, then the elements in C order.
@@ -28,7 +28,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 
 @dataclass(frozen=True)
 class Labelled:
-    """Images (samples, rows, columns) of uint8 and their labels (samples,) of uint8."""
+    """Images and labels: uint8 arrays of shape (samples, rows, columns) and (samples,)."""
 
     images: NDArray[np.uint8]
     labels: NDArray[np.uint8]
@@ -98,7 +98,9 @@ def _labelled_images(directory: Path, part: str) -> Labelled:
                 f"{file}: {array.ndim}-d {array.dtype}; expected {dimensions}-d uint8: is it the right file?"
             )
     if len(images) != len(labels):
-        raise DataError(f"{image_file} has {len(images)} images and {label_file} has {len(labels)} labels")
+        raise DataError(
+            f"{image_file} has {len(images)} images and {label_file} has {len(labels)} labels; use matching files"
+        )
     return Labelled(images, labels)
 
 

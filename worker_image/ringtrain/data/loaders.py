@@ -1,4 +1,4 @@
-"""Base classes of loaders under the names of `horovod.data`."""
+"""Base classes of data loaders under the names of `horovod.data`."""
 
 import queue
 import threading
@@ -30,7 +30,7 @@ class BaseDataLoader:
 
 
 class AsyncDataLoaderMixin:
-    """Mixin for a `BaseDataLoader`: a thread reads up to `async_loader_queue_size` batches ahead; 0: none.
+    """Mixin for a `BaseDataLoader`. A thread reads up to `async_loader_queue_size` batches ahead; 0: without a thread.
 
         class AsyncLoader(AsyncDataLoaderMixin, MyLoader): ...
 
@@ -76,7 +76,10 @@ class AsyncDataLoaderMixin:
         self._put(ahead, last)
 
     def _put(self, ahead: "queue.Queue[Any]", given: Any) -> bool:
-        """Add to the queue. Return False if the loader was closed before there was space."""
+        """Add `given`, a batch or the end of iteration, to the queue `ahead`.
+
+        Return False if the loader was closed before the queue had space.
+        """
         while not self._closing.is_set():
             try:
                 ahead.put(given, timeout=0.1)

@@ -1,4 +1,4 @@
-"""Batches from data workers, from the plugin ringtrain-data-service."""
+"""Re-export of the data service client from the plugin ringtrain-data-service."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Shard of a data set for each rank: computed from (seed, epoch, rank, size), without communication."""
+"""Shard of a data set for each rank, computed from (seed, epoch, rank, size) without communication."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Last = Literal["weighted", "padded", "dropped"]
 
 @dataclass(frozen=True)
 class Batch:
-    """One rank's part of one step.
+    """Samples of one rank in one step.
 
     `indices`: into the data set; never empty. `mask`: False for a sample that is only padding; over all ranks and steps
     of an epoch, `indices[mask]` contains every sample once.
@@ -30,7 +30,7 @@ class Batch:
     `last="weighted"`, in the last batch, where ranks have different numbers of samples.
     `consumed`: samples of the epoch that all ranks together have used after this step. If it is saved in a checkpoint
     with the epoch, `Shard.epoch` continues with exactly the remaining samples, at any world size.
-    `passes`: backward passes of the step, each with one of `micro_batches`; the same on all ranks.
+    `passes`: number of backward passes of the step, equal on all ranks; each pass uses one of `micro_batches`.
     """
 
     indices: NDArray[np.int64]
@@ -41,10 +41,11 @@ class Batch:
 
     @property
     def micro_batches(self) -> tuple[Batch, ...]:
-        """Return `passes` parts of this batch, in its order; the batch itself if there is one pass.
+        """Return this batch divided into `passes` micro-batches, in order; the batch itself if `passes` is 1.
 
-        Their weights make the mean over ranks and passes of weight times mean gradient that of all samples of the step:
-        1 if all parts are equal. A part without a sample repeats one, with weight 0.
+        The weights of micro-batches are such that the mean, over ranks and passes, of weight times mean gradient is the
+        mean gradient of all samples of the step. If all parts have equally many samples, each weight is 1. A part
+        without a sample repeats a sample, with weight 0.
         """
         if self.passes == 1:
             return (self,)
@@ -64,7 +65,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Shard:
-    """One rank's part of a data set of `samples`.
+    """One rank's part of a data set with `samples` samples.
 
     Step t of an epoch uses the t-th global batch of the epoch's order, and rank r the r-th part of it: any world size
     with the same global batch trains on the same samples at the same step.
@@ -80,17 +81,17 @@ class Shard:
 
     @property
     def global_batch(self) -> int:
-        """Return the samples per step over all ranks."""
+        """Return the number of samples per step over all ranks."""
         return self.batch_size * self.size
 
     @property
     def steps(self) -> int:
-        """Return the steps per epoch, the same on every rank."""
+        """Return the number of steps per epoch, equal on all ranks."""
         whole, rest = divmod(self.samples, self.global_batch)
         return whole + (1 if rest and self.last != "dropped" else 0)
 
     def describe(self) -> str:
-        """Return one line of text with the global batch, the steps, and the treatment of the last samples."""
+        """Return a line of text with the global batch, the number of steps, and the treatment of the last samples."""
         rest = self.samples % self.global_batch
         tail = f", the last of {rest} samples {self.last}" if rest else ""
         return (
@@ -99,7 +100,7 @@ class Shard:
         )
 
     def epoch(self, epoch: int, start: int = 0, *, consumed: int = 0) -> Iterator[Batch]:
-        """Yield this rank's batches of `epoch` (from 0): of the samples after `consumed`, from step `start` on.
+        """Yield this rank's batches of `epoch` (from 0), from step `start` on, without the first `consumed` samples.
 
         `consumed`: `Batch.consumed` of the last step to retain, which a world of another size may have done. Raises
         ConfigurationError for a number outside the epoch.
@@ -122,7 +123,7 @@ class Shard:
                 yield self._rest(pool, order)
 
     def order(self, epoch: int) -> NDArray[np.int64]:
-        """Return the order in which all ranks together use the data set in `epoch`.
+        """Return the order in which all ranks together use the samples in `epoch`.
 
         Samples are sorted by raw words of Philox (Salmon et al. 2011) keyed by (seed, epoch). Raw words are equal in
         every version of numpy, which numpy does not guarantee for its shuffles.
@@ -167,7 +168,8 @@ def shard(
     """Return a shard that gives each rank a distinct part of a data set, every sample once per epoch, at any world
     size.
 
-    `samples`: number of samples, or the data set itself. `batch_size`: batch size of each rank.
+    `samples`: number of samples, or the data set itself. `batch_size`: batch size of each rank. `shuffle`: whether each
+    epoch has another order, which depends on `seed`; if False, the order is that of the data set.
     `last`: an incomplete global batch is "padded" (filled with samples from the start of the epoch, marked in
     `Batch.mask`: no change of the loop is needed), "dropped", or "weighted": split evenly, with `Batch.weight` such
     that the averaged gradient is that of one process on the pooled batch. A loop over weighted batches must use the
@@ -190,20 +192,21 @@ def shard(
     made = Shard(count, batch_size, rank, size, seed, shuffle, last)
     if made.steps < 1:
         raise DataError(
-            f"{count} samples give no step: the global batch is {made.global_batch} ({batch_size} per rank on "
-            f'{size} ranks) and the last batch is {last}; use last="padded", a smaller batch_size or more data'
+            f"{count} samples are too few for a step: the global batch is {made.global_batch} ({batch_size} on each of "
+            f'{size} ranks), and last is "{last}"; use last="padded", a smaller batch_size or more data'
         )
     log.debug("rank %d: %s", rank, made.describe())
     return made
 
 
 def number_of(samples: int | Sized) -> int:
-    """Return the number of samples of a data set, or the number itself. Raises ConfigurationError for other types."""
+    """Return the number of samples: the length of a data set, or `samples` itself if it is a number. Raises
+    ConfigurationError for a number that is not an integer."""
     return len(samples) if isinstance(samples, Sized) else whole_shard_argument("samples", samples)
 
 
 def whole_shard_argument(name: str, value: SupportsIndex) -> int:
-    """Return `value` as an int, also one of numpy's. Raises ConfigurationError if it is not whole, such as 48 / 2."""
+    """Return `value` as an int. Raises ConfigurationError if it is not whole, such as 48 / 2."""
     try:
         return operator.index(value)
     except TypeError as error:

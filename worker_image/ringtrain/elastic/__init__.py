@@ -1,4 +1,4 @@
-"""Training that continues in living processes while workers are lost, replaced, added and removed.
+"""Elastic training: processes continue to train while workers are lost, replaced, added and removed.
 
     state = elastic.State(optimizer=optimizer, shard=elastic.shard(dataset, elastic.FixedGlobal(256)))
 

@@ -1,4 +1,4 @@
-"""Agreement on the last committed step that all survivors have, and on the rank that sends it to the others."""
+"""Agreement of all ranks on the last committed step that all survivors have, and on the rank that sends its state."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -11,9 +11,8 @@ from ringtrain.errors import MismatchError
 
 @dataclass(frozen=True)
 class ElasticStateSummary:
-    """Summary of one rank's state, sent to all ranks: its commits, the kinds of its values, its participants'
-    offers.
-    """
+    """Summary of one rank's state for the other ranks: number of commits, kinds of its values, and data of its
+    participants."""
 
     committed: int
     kinds: Mapping[str, str]
@@ -35,7 +34,7 @@ class ElasticCommonStep:
 
 
 def agree_on_common_step(world: ProcessGroupContext, own: ElasticStateSummary) -> ElasticCommonStep:
-    """Send this rank's summary to all ranks, and return the conclusion, the same on all. Collective.
+    """Exchange the summaries of all ranks, and return the step from which all continue. Collective.
 
     Raises MismatchError if states consist of different values.
     """
@@ -45,11 +44,11 @@ def agree_on_common_step(world: ProcessGroupContext, own: ElasticStateSummary) -
 
 
 def conclude_elastic_step(summaries: Sequence[ElasticStateSummary], former: FormerFormation) -> ElasticCommonStep:
-    """Return the smallest step that any survivor has committed: each survivor has this step, or is one step ahead and
-    can undo it.
+    """Return the smallest step that any survivor has committed. All survivors can restore it: they are at most one step
+    ahead.
 
-    Without survivors it is the step of rank 0. Before the first commit all ranks receive it, because perhaps no rank
-    had it.
+    Without survivors the result is the step of rank 0. Before the first commit all ranks receive the state of the
+    donor, because perhaps no rank had it.
     """
     counting = former.survivors or [0]
     committed = min(summaries[rank].committed for rank in counting)

@@ -1,4 +1,4 @@
-"""Choice of a participant for each value of an elastic state."""
+"""Creation of participants: one object for each value of an elastic state, which commits, restores and sends it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from ringtrain.errors import ConfigurationError, kind_of
 def make_participants(
     attributes: dict[str, Any], values: Mapping[str, Any], pairs: HandlerPairs, foreign: ForeignWireValues | None
 ) -> dict[str, Participant]:
-    """Return the participants of `values` by attribute; the participant of all plain values has the name "".
+    """Return a participant for each attribute in `values`. One participant, named "", has all plain values.
 
-    `attributes`: the attributes of the state. `pairs`: handlers that take precedence over all others. Optimizers come
-    first in the result, because they are restored before the values that depend on them. Raises ConfigurationError for
-    a value without a handler.
+    `attributes`: the attributes of the state. `pairs`: handlers that take precedence over all others. `foreign`:
+    functions that encode a framework's own types. Optimizers come first in the result, because they are restored before
+    the values that depend on them. Raises ConfigurationError for a value without a handler.
     """
     foreign = foreign or next((one.wire_values for one in extensions() if one.wire_values is not None), None)
     first = (ParticipantSource, methodcaller("as_participant"))
@@ -48,7 +48,7 @@ def _without(values: Mapping[str, Any], made: Mapping[str, Participant]) -> dict
 
 
 def _refusal(name: str, value: Any, foreign: ForeignWireValues | None) -> ConfigurationError | None:
-    """Return the error for a `value` that is not plain; None if it is plain."""
+    """Return an error that explains why an elastic state does not support `value`; None if `value` is plain data."""
     try:
         check_sendable(value, repr(name), foreign)
     except ConfigurationError as error:

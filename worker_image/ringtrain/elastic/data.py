@@ -1,4 +1,4 @@
-"""Data shards of an elastic world: each sample is used once per epoch, counted in committed steps."""
+"""Data shards of an elastic world. Each sample is used once per epoch, counted in committed steps."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from ringtrain.errors import ConfigurationError, DataError
 
 @dataclass(frozen=True)
 class FixedGlobal:
-    """Global batch of `samples` per step, whatever the number of ranks: training does not depend on the world's size.
+    """Batch rule with `samples` per step in total, so that training does not depend on the number of ranks.
 
-    Each rank takes an equal part. If parts differ by a sample, `Batch.weight` makes the averaged gradient that of the
-    whole batch, so a loop must use the weight.
+    Each rank takes an equal part. If parts differ by a sample, the averaged gradient is that of the whole batch only if
+    the loop uses `Batch.weight`.
 
-    `micro_batch`: largest number of samples that fits into a rank's memory. If its part is larger, a step needs several
-    backward passes: one for each of `Batch.micro_batches`, `ElasticShard.passes` in all. Set this number on the
+    `micro_batch`: largest number of samples that fits into a rank's memory. If a rank's part is larger, a step needs
+    several backward passes: one for each of `Batch.micro_batches`, `ElasticShard.passes` in all. Set this number on the
     optimizer in each world:
 
         state.optimizer.set_backward_passes_per_step(state.shard.passes)
@@ -35,18 +35,18 @@ class FixedGlobal:
     micro_batch: int | None = None
 
     def global_batch(self, size: int) -> int:
-        """Return the samples per step in a world of `size` ranks."""
+        """Return the number of samples per step in a world of `size` ranks."""
         return self.samples
 
     def passes(self, size: int) -> int:
-        """Return the micro-batches per step in a world of `size` ranks, the same on every rank."""
+        """Return the number of micro-batches per step in a world of `size` ranks, the same on every rank."""
         largest_part = -(-self.samples // size)
         return 1 if self.micro_batch is None else -(-largest_part // self.micro_batch)
 
 
 @dataclass(frozen=True)
 class PerRank:
-    """Batch of `samples` per rank and step, so that a larger world has a larger global batch.
+    """Batch rule with `samples` per rank and step, so that a larger world has a larger global batch.
 
     `scale_rate`: function that every rank calls in each world with the factor between its global batch and the first
     world's, to scale the learning rate.
@@ -56,7 +56,7 @@ class PerRank:
     scale_rate: Callable[[float], Any] | None = None
 
     def global_batch(self, size: int) -> int:
-        """Return the samples per step in a world of `size` ranks."""
+        """Return the number of samples per step in a world of `size` ranks."""
         return self.samples * size
 
     def passes(self, size: int) -> int:
@@ -88,55 +88,55 @@ class ElasticShard:
 
     @property
     def worlds(self) -> int:
-        """Return a number that grows with every world and every loaded position; iterators of an earlier one end."""
+        """Return a number that grows with every new world, loaded state and `next_epoch`. Earlier iterators end."""
         return self._entered
 
     @property
     def epoch(self) -> int:
-        """Return the epoch of the next batch, from 0."""
+        """Return the epoch of the next batch, counted from 0."""
         return self._epoch
 
     @property
     def consumed(self) -> int:
-        """Return the samples of the epoch that all ranks together have used."""
+        """Return the number of samples that all ranks together have used in this epoch."""
         return self._consumed
 
     def steps_since(self, state: Mapping[str, Any]) -> int:
-        """Return the steps from the position `state` to the current one; 1 if that is in another epoch."""
+        """Return the number of steps since the saved `state`; 1 if `state` is from another epoch."""
         if self._epoch != state["epoch"]:
             return 1
         return -(-(self._consumed - int(state["consumed"])) // max(1, self._step))
 
     @property
     def steps_left(self) -> int:
-        """Return the steps of the current world up to the end of the epoch."""
+        """Return the number of steps to the end of the epoch, in a world of the current size."""
         return len(range(*self._starts(self._global_batch())))
 
     @property
     def passes(self) -> int:
-        """Return the micro-batches per step in the current world, the same on every rank: see `FixedGlobal`."""
+        """Return the number of micro-batches per step in this world, equal on all ranks: see `FixedGlobal`."""
         return self.batch.passes(current().config.place.size)
 
     def epochs(self, count: int) -> Iterator[int]:
-        """Yield the epochs from the current one up to `count`; each begins when the loop requests it."""
+        """Yield the epochs from the current one up to `count`. Each begins when the loop requests it."""
         while self._epoch < count:
             yield self._epoch
             self.next_epoch()
 
     def next_epoch(self) -> None:
-        """Go to the next epoch and skip the rest of this one. A commit makes that permanent."""
+        """Go to the next epoch and skip the rest of this one. The next commit makes that permanent."""
         with self._lock:
             self._epoch, self._consumed = self._epoch + 1, 0
             self._entered += 1
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield this rank's batches of the rest of the epoch; each counts as used when the loop has received it."""
+        """Yield this rank's batches of the rest of the epoch. A batch counts as used when the loop receives it."""
         for batch in self.batches():
             self.used(batch)
             yield batch
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the same batches for a loop that reads ahead: a batch counts as used after a call of `used` with it."""
+        """Yield the same batches as iteration, for a loop that reads ahead. A batch counts only after `used(batch)`."""
         world = current().config
         begun, epoch = self._entered, self._epoch
         step = self._step = self._global_batch()
@@ -151,14 +151,14 @@ class ElasticShard:
         with self._lock:
             if batch.consumed <= self._consumed:
                 raise ConfigurationError(
-                    f"used: the batch ends at sample {batch.consumed} of the epoch, of which {self._consumed} are used "
-                    "already; pass each batch of batches() once, in order"
+                    f"used: the batch ends at sample {batch.consumed} of the epoch, but {self._consumed} "
+                    "samples of it are used already; pass each batch of batches() once, in order"
                 )
             self._consumed = batch.consumed
 
     @property
     def cut(self) -> str:
-        """Return a description of the data set, batch and order, which must be the same on all ranks.
+        """Return a text of the data set, batch and order, which must be the same on all ranks.
 
         Omits the position.
         """
@@ -167,14 +167,14 @@ class ElasticShard:
         return f"shard({order.samples}, {batch}, seed={order.seed}, shuffle={order.shuffle}, last={order.last!r})"
 
     def describe(self) -> str:
-        """Return the position, global batch and world size in one line."""
+        """Return the position in the epoch, global batch and world size in one line."""
         return (
             f"epoch {self._epoch}, {self._consumed} of {self._order.samples} samples used, global batch "
             f"{self._global_batch()} on {current().config.place.size} ranks"
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, also for a checkpoint.
+        """Return the position in the data set, for a commit or a checkpoint.
 
         Any world continues from it with exactly the remaining samples.
         """
@@ -188,12 +188,13 @@ class ElasticShard:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a position. Raises ConfigurationError if it belongs to another data set or order."""
+        """Continue from the position in `state`. Raises ConfigurationError if `state` is of another data set or
+        order."""
         for name in ("samples", "seed", "shuffle"):
             if state[name] != getattr(self._order, name):
                 raise ConfigurationError(
-                    f"the shard's {name} is {getattr(self._order, name)} here and {state[name]} in the state to "
-                    "continue from; every rank needs the same data set, seed and shuffle"
+                    f"the shard's {name} is {getattr(self._order, name)} on this rank, but {state[name]} "
+                    "in the loaded state; every rank needs the same data set, seed and shuffle"
                 )
         with self._lock:
             self._epoch, self._consumed = int(state["epoch"]), int(state["consumed"])
@@ -209,12 +210,13 @@ class ElasticShard:
         return self.batch.global_batch(current().config.place.size)
 
     def _starts(self, step: int) -> tuple[int, int, int]:
-        """Return the arguments of `range` for the positions at which the remaining steps begin."""
+        """Return (start, stop, step) of a `range`. It contains, for each remaining step of the epoch, the index of its
+        first sample."""
         samples = self._order.samples
         return self._consumed, samples - (step - 1 if self._order.last == "dropped" else 0), step
 
     def _cut(self, pool: Any, start: int, place: tuple[int, int]) -> Batch:
-        """Return this rank's part of a step's samples, `pool`."""
+        """Return this rank's part of `pool`, the samples of a step. `place`: this rank and the number of ranks."""
         rank, size = place
         consumed = start + pool.size
         mine = np.array_split(pool, size)[rank]
@@ -232,28 +234,25 @@ def shard(
     shuffle: bool = True,
     last: Literal["weighted", "dropped"] = "weighted",
 ) -> ElasticShard:
-    """Return a shard for `State`: in each world every rank gets a distinct part, and each sample is used once per
-    epoch.
+    """Return a shard for `State`. In each world, every rank gets a distinct part; a sample is used once per epoch.
 
-    `samples`: number of samples, or the data set itself. `batch`: the rule for the step's size in a world. `last`:
-    treatment of the samples at the end of an epoch that do not fill a step: "weighted" or "dropped", as in
-    `ringtrain.data.shard`.
+    `samples`: number of samples, or the data set itself. `batch`: the rule for the step's size in a world. `shuffle`:
+    whether each epoch has another order, which depends on `seed`. `last`: treatment of the samples at the end of an
+    epoch that do not fill a step: "weighted" or "dropped", as in `ringtrain.data.shard`.
 
     Raises ConfigurationError for invalid arguments, DataError for a data set that is too small for one step.
     """
     count = number_of(samples)
     if not isinstance(batch, FixedGlobal | PerRank) or batch.samples < 1:
         raise ConfigurationError(
-            f"shard: batch is {batch!r}; expected FixedGlobal(samples) or PerRank(samples), at least 1"
+            f"shard: batch={batch!r}; expected FixedGlobal(samples) or PerRank(samples), at least 1"
         )
     if isinstance(batch, FixedGlobal) and batch.micro_batch is not None and batch.micro_batch < 1:
-        raise ConfigurationError(
-            f"shard: batch is {batch!r}; expected a micro_batch of at least 1 sample, or None for no limit"
-        )
+        raise ConfigurationError(f"shard: batch={batch!r}: micro_batch must be at least 1 sample, or None for no limit")
     if seed < 0:
         raise ConfigurationError(f"seed is {seed}; expected 0 or more")
     if last not in ("weighted", "dropped"):
         raise ConfigurationError(f'last is "{last}"; expected weighted or dropped')
     if count < (batch.samples if last == "dropped" else 1):
-        raise DataError(f"{count} samples give no step of {batch.samples}; use more data or a smaller batch")
+        raise DataError(f"{count} samples are too few for a step of {batch.samples}; use more data or a smaller batch")
     return ElasticShard(Shard(count, 1, 0, 1, seed, shuffle, last), batch)

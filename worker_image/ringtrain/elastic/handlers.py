@@ -1,4 +1,4 @@
-"""Handlers of values that one rank can send as a whole. Each value has one handler."""
+"""Handlers: objects that copy and restore a value of an elastic state, and send it whole from one rank to another."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ HandlerPairs = Sequence[tuple[type, Callable[[Any], Any]]]
 
 
 class StateHandler(ABC):
-    """Handler that copies, restores and sends one value of a `State`.
+    """Handler that copies, restores and sends one value of an elastic `State`.
 
     Derive from it for a type without a handler, and pass it as `State(handlers=[(MyType, MyHandler)], ...)`. Horovod's
     `sync(self)`, without a rank, works too. If a handler has a method `refresh(self)`, it is called instead of `sync`
@@ -31,7 +31,7 @@ class StateHandler(ABC):
 
     @abstractmethod
     def save(self) -> None:
-        """Copy the current value, because a step is committed."""
+        """Copy the current value of the handled object. Called when a step is committed."""
 
     @abstractmethod
     def restore(self) -> None:
@@ -39,16 +39,16 @@ class StateHandler(ABC):
 
     @abstractmethod
     def sync(self, root: int = 0) -> None:
-        """Set the value to the value of rank `root`. Collective."""
+        """Set the value on all ranks to that of rank `root`. Collective."""
 
     def set_value(self, value: Any) -> None:
-        """Replace the handled value by `value`, and save it."""
+        """Replace the handled value by `value`, and copy it as `save` does."""
         self.value = value
         self.save()
 
 
 class StatefulObjectHandler(StateHandler):
-    """Handler of objects with `state_dict()` and `load_state_dict()`: samplers, schedules, a shard's position.
+    """Handler of objects with `state_dict()` and `load_state_dict()`, such as samplers, schedules and shards.
 
     `foreign`: a framework's additions to plain values.
     """
@@ -77,17 +77,18 @@ class ShardHandler(StatefulObjectHandler):
 
     @property
     def kind(self) -> str:
-        """Return the description of the shard that must be the same on all ranks before its position is sent."""
+        """Return a text that identifies the shard's data set and its order of samples. All ranks must have the same
+        text."""
         return str(self.value.cut)
 
     @property
     def steps_ahead(self) -> int:
-        """Return the number of steps begun since the last commit."""
+        """Return the number of steps that this rank has begun since the last commit."""
         return int(self.value.steps_since(self._saved))
 
 
 class HandlerParticipant(Participant):
-    """Participant for a value that `handler` copies, restores and sends."""
+    """Participant of an elastic state for a value that `handler` copies, restores and sends."""
 
     def __init__(self, handler: StateHandler) -> None:
         self.handler = handler
@@ -131,7 +132,7 @@ class HandlerParticipant(Participant):
 
 
 def participants_by_type(values: Mapping[str, Any], pairs: HandlerPairs) -> dict[str, Participant]:
-    """Return the participants of those `values` whose type is in `pairs`; the first matching pair is used."""
+    """Return a participant for each of `values` whose type is in `pairs`; the first matching pair is used."""
     made = {}
     for name, value in values.items():
         fitting = (make for kind, make in pairs if _is_of_kind(value, kind) and not isinstance(value, type))
@@ -150,7 +151,7 @@ def _fields_of(handler: StateHandler) -> dict[str, Any]:
 
 
 def _sync_handler(handler: StateHandler, root: int) -> None:
-    """Set the handler's value to that of rank `root`, with or without `root` in its `sync`. Collective."""
+    """Set the handler's value to that of rank `root`. Handlers whose `sync` has no `root` are supported. Collective."""
     if inspect.signature(handler.sync).parameters:
         handler.sync(root)
         return

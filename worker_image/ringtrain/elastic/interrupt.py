@@ -2,7 +2,7 @@
 
 
 class HostsUpdatedInterrupt(RuntimeError):
-    """The world is about to change; the state is committed, so nothing is lost. `elastic.run` handles it.
+    """The world is about to change. The state is committed, so nothing is lost; `elastic.run` handles this exception.
 
     Raised by `State.commit` and `State.check_host_updates`, on all ranks at the same step, if workers join or leave.
     `skip_sync`: Horovod's flag, here always False: every member of a new world takes part in its first exchange.

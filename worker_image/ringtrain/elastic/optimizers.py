@@ -1,4 +1,4 @@
-"""Participants for optimizers whose state is sharded over the ranks."""
+"""Support for optimizers with sharded state in elastic states."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ringtrain.errors import ConfigurationError
 
 @runtime_checkable
 class ElasticOptimizer(Protocol):
-    """Optimizer with state sharded over the ranks, which rebuilds the shards of a lost rank; see `HostOptimizer`."""
+    """Interface of an optimizer with sharded state that can rebuild the shards of lost ranks; see `HostOptimizer`."""
 
     @property
     def updates(self) -> int: ...
@@ -37,7 +37,7 @@ class ElasticOptimizer(Protocol):
 
 
 class OptimizerParticipant(Participant):
-    """Participant for an `ElasticOptimizer`.
+    """Participant of an elastic state for an `ElasticOptimizer`.
 
     A commit copies nothing, because the optimizer can undo its last update.
     """
@@ -64,9 +64,9 @@ class OptimizerParticipant(Participant):
     def check(self, name: str, call: str) -> None:
         if self.value.accumulating:
             raise ConfigurationError(
-                f"State.{call}: {name!r} has gradients of an incomplete update, which would be lost with a rank "
-                f"or in another world; call {call}() after the step() that returns True: after the number of backward "
-                "passes that set_backward_passes_per_step() or `accumulate` has set"
+                f"State.{call}: {name!r} has gradients of an incomplete update, which would be lost if the world "
+                f"changes; call {call}() only after a step() that returned True, that is, after all backward passes of "
+                "an update"
             )
 
     def wait(self) -> None:

@@ -1,4 +1,4 @@
-"""Participants of an elastic state, and the registry of extensions for frameworks and features.
+"""Participants, which commit, restore and send the values of an elastic state, and extensions that add value types.
 
 A state has one participant for its plain values and one for each other value. All ranks have the same participants in
 the same order. `State.commit` and `State.sync` call them; no participant calls another.
@@ -16,7 +16,8 @@ from ringtrain.elastic.agreement import ElasticCommonStep
 
 
 class Participant:
-    """Take part in the commits of an elastic state and in its changes of the world.
+    """Base class of participants, each of which takes part in commits and world changes for one value of an elastic
+    state.
 
     Derive from it and override the methods that the value needs; the defaults do nothing. Each method is called on
     every rank, in the order of this class. Only methods marked collective may communicate; they raise PeerLost if a
@@ -26,41 +27,42 @@ class Participant:
     value: Any = None  # the attribute of the state
 
     def set_value(self, value: Any) -> None:
-        """Replace the value by an object that the program assigned to the state's attribute. Local."""
+        """Replace the value by an object that the program assigned to the state's attribute. Not collective."""
 
     # A commit
 
     @property
     def steps_ahead(self) -> int | None:
-        """Return the steps since the last commit; None if the value does not count them."""
+        """Return the number of steps since the last commit; None if the value does not count steps."""
         return None
 
     @property
     def undoable(self) -> int | None:
-        """Return the number of steps that `restore` and `go_back` can undo; None if a commit makes a copy."""
+        """Return the number of steps that a rollback can undo; None if a commit copies the value instead."""
         return None
 
     def check(self, name: str, call: str) -> None:
-        """Raise ConfigurationError if the value cannot be committed now, during an update. Local.
+        """Raise ConfigurationError if the value cannot be committed now, during an update. Not collective.
 
-        `name`: the attribute; `call`: the method of the state that the program has called; both for the message.
+        `name`: name of the state's attribute, for the message. `call`: name of the state's method that the program has
+        called, for the message.
         """
 
     def wait(self) -> None:
         """Wait until the last step has updated the value. May be collective. Raises the error of a failed step."""
 
     def commit(self) -> None:
-        """Save the current value as the one that `restore` returns to. Final, local."""
+        """Save the object's current value as the one that `restore` returns to. Must not fail. Not collective."""
 
     def finish_commit(self, is_planned: bool) -> None:
-        """Do the ranks' common work after all have committed a step. Collective.
+        """Do collective work after all ranks have committed a step, such as an average over sites.
 
-        Called after each exchange of a commit, and at the end of each `State.sync`, because a lost rank may have
-        prevented it in the former world. `is_planned`: ranks join or leave next.
+        Called after each exchange of a commit. Also called at the end of each `State.sync`, because a lost rank may
+        have prevented the call in the former world. `is_planned`: whether ranks join or leave next.
         """
 
     def restore(self) -> None:
-        """Set the value to its value at the last commit. Local, on each rank that has left a broken world."""
+        """Set the value to its value at the last commit, on each rank that has left a broken world. Not collective."""
 
     # A change of the world
 
@@ -68,46 +70,51 @@ class Participant:
         """Send state that only the `leaving` ranks have to ranks that stay. Collective, at a commit."""
 
     def kinds(self, name: str) -> Mapping[str, str]:
-        """Return descriptions that must be the same on all ranks, by attribute.
+        """Return, for each attribute of the state, a text that must be the same on all ranks.
 
-        `State.sync` raises MismatchError otherwise.
+        If the texts differ, `State.sync` raises MismatchError. `name`: attribute of this participant's value.
         """
         return {name: type(self.value).__name__}
 
     def offer(self) -> Any:
-        """Return plain data that is sent to all ranks when they agree on a step. Local."""
+        """Return plain data that all ranks receive when they agree on a step. Not collective."""
         return None
 
     def plan(self, offers: Sequence[Any]) -> None:
-        """Choose the step that `go_back` returns to, from the offers of the survivors at the agreed step. Local."""
+        """Choose the step to which `go_back` returns. Not collective.
+
+        `offers`: results of `offer()` on all survivors that have committed the step on which all ranks agreed.
+        """
 
     def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
-        """Receive the value of rank `agreed.donor` if `agreed.transfers`. Collective.
+        """Receive the value from rank `agreed.donor` if `agreed.transfers` is True. Collective.
 
-        `restore` still returns to this rank's own last commit until the next `commit`. `is_undone`: `discard` must
-        return to it even after that, until `adopt`, because this rank joins others and its state is incomplete until
-        `prepare`.
+        Until the next `commit`, `restore` still returns to this rank's own last commit. `is_undone`: whether this rank
+        joins others, so that its state is incomplete until `prepare`. If True, `discard` must return to this rank's own
+        last commit until `adopt` is called, even after the next `commit`.
         """
 
     def go_back(self, world: ProcessGroupContext) -> None:
-        """Undo updates after the planned step. Final, local; called on all ranks when all values were received."""
+        """Undo updates after the planned step, once all values were received. Must not fail. Not collective."""
 
     def prepare(self, world: ProcessGroupContext) -> None:
-        """Build this rank's part of the state in `world`. The former part stays in use. Collective."""
+        """Build this rank's part of the state for `world`. The former part stays in use until `adopt`. Collective."""
 
     def adopt(self) -> None:
-        """Switch to the received and prepared state, if there is any. Final, local.
+        """Switch to the received and prepared state, if any. Must not fail. Not collective.
 
-        Called when all ranks have prepared theirs, or in the next world if any rank has called it in this one.
+        Called when all ranks have prepared their state. If the world breaks before that call on this rank, but another
+        rank has already adopted its state, the call follows in the next world.
         """
 
     def discard(self) -> None:
-        """Discard the received and prepared state, if there is any: the world broke before `adopt`. Final, local."""
+        """Discard the received and prepared state, if any, because the world broke before any rank adopted it. Must not
+        fail."""
 
 
 @runtime_checkable
 class ParticipantSource(Protocol):
-    """Value that creates its own participant, without a handler or an extension."""
+    """Interface of a value that creates its own participant, without a handler or an extension."""
 
     def as_participant(self) -> Participant: ...
 
@@ -118,20 +125,23 @@ ParticipantFactory = Callable[[Mapping[str, Any], Mapping[str, Any]], Mapping[st
 
 
 def _no_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
-    """Return no participants."""
+    """Return an empty dictionary: the extension creates participants for none of the `values`.
+
+    `left`: values of the state that are not plain and have no participant yet. `values`: all values of the state.
+    """
     return {}
 
 
 def _do_nothing() -> None:
-    """Do nothing before a sync."""
+    """Do nothing before a sync, for an extension that needs no such call."""
 
 
 @dataclass(frozen=True)
 class StateExtension:
-    """Additions of a framework or feature to every state that is constructed after the registration.
+    """Extension by a framework or feature, for every elastic state constructed after its registration.
 
-    `participants`: factory for the values that it supports. `wire_values`: additions to plain values. `before_sync`:
-    called before each `State.sync`; collective.
+    `participants`: returns participants for those values that the extension supports. `wire_values`: functions that
+    encode the framework's own types. `before_sync`: called before each `State.sync`; collective.
     """
 
     participants: ParticipantFactory = _no_participants
@@ -143,10 +153,10 @@ _extensions: list[StateExtension] = []
 
 
 def register_extension(extension: StateExtension) -> None:
-    """Register `extension` for every state constructed from now on. Call it on all ranks in the same order."""
+    """Register `extension` for all states constructed later. Call it on all ranks in the same order."""
     _extensions.append(extension)
 
 
 def extensions() -> Sequence[StateExtension]:
-    """Return the registered extensions in order."""
+    """Return the registered extensions in the order of registration."""
     return _extensions

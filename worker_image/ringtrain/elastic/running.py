@@ -1,4 +1,4 @@
-"""`elastic.run`: call a function again in each world, with the last committed state."""
+"""`elastic.run`, which calls a function again in each world, with the last committed state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SAME_ERRORS: Final = 3
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Return `func(state, ...)` as a function that continues when the world changes.
+    """Return a function that calls `func(state, ...)`, and calls it again after each change of the world.
 
         @elastic.run
         def train(state): ...
@@ -30,14 +30,14 @@ def run(func: Callable[..., T]) -> Callable[..., T]:
     callbacks, and calls the function again. It returns the result of `func`. Without an agent the world cannot change,
     and a loss is raised.
 
-    No collective may run between `init()` and the call of the function on a rank that joins others: they wait for it
-    there.
+    On a rank that joins others, no collective may run between `init()` and the call of the function, because the others
+    already wait for this rank in that call.
     """
     return run_fn(func, context.init)
 
 
 def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
-    """Return the same function as `run`, with another `init`: the one of a framework's adapter."""
+    """Return the same function as `run`, but join each world by `init`, the function of a framework's adapter."""
 
     @functools.wraps(func)
     def wrapper(state: State, *args: Any, **kwargs: Any) -> T:
@@ -64,14 +64,17 @@ def run_fn(func: Callable[..., T], init: Callable[[], Any]) -> Callable[..., T]:
 
 
 class _RepeatedErrors:
-    """Counter of repeated internal errors: one may follow from a loss, but not in every world."""
+    """Counter of consecutive equal internal errors, to end a training that fails in the same way in every world."""
 
     def __init__(self) -> None:
         self._last: tuple[str, int] | None = None
         self._count = 0
 
     def is_repeated(self, error: Exception, committed: int) -> bool:
-        """Return whether `error` is the same for the third time without a commit in between."""
+        """Return whether `error` has occurred for the third time without a commit in between.
+
+        `committed`: number of commits when it occurred.
+        """
         if type(error) is not RingtrainError:
             return False
         seen = (str(error), committed)
@@ -81,7 +84,7 @@ class _RepeatedErrors:
 
 
 def _hand_over_state(state: State) -> BaseException | None:
-    """Send state of leaving ranks to those that stay. Return the loss that prevented it, or None."""
+    """Send state of leaving ranks to the ranks that stay. Return the error if the loss of a rank prevented that."""
     if own_agent() is None:
         return None
     try:
@@ -94,7 +97,7 @@ def _hand_over_state(state: State) -> BaseException | None:
 
 
 def _is_loss(error: Exception) -> bool:
-    """Return whether `error` is the loss of a member or follows from one, even if a framework has wrapped it."""
+    """Return whether `error` is the loss of a rank or follows from one, even if a framework has wrapped it."""
     world = context.current_or_none()
     if isinstance(error, PeerLost) or type(error) is RingtrainError:
         return True
@@ -104,10 +107,10 @@ def _is_loss(error: Exception) -> bool:
 def _leave_elastic_world(state: State, lost: BaseException | None) -> None:
     """Leave the world and restore the last committed values."""
     if lost is not None:
-        log.warning("formation %d: %s%s%d", CARRIED.formation, _loss_line(lost), GOES_ON, state.committed)
+        log.warning("generation %d: %s%s%d", CARRIED.formation, _loss_line(lost), GOES_ON, state.committed)
         CARRIED.lost_steps, CARRIED.unshared = state.steps_under_way(), True
     else:
-        log.info("formation %d ends after commit %d: the world is about to change", CARRIED.formation, state.committed)
+        log.info("generation %d ends after commit %d, because the world changes", CARRIED.formation, state.committed)
     _mark_first_state_valid()
     context.shutdown()
     if lost is not None:
@@ -115,7 +118,7 @@ def _leave_elastic_world(state: State, lost: BaseException | None) -> None:
 
 
 def _mark_first_state_valid() -> None:
-    """Record the state made in this world as valid for the next one.
+    """Record for the next world that this rank has valid state.
 
     Needed if no rank had it before and a rank was lost before all had agreed on it.
     """
@@ -125,6 +128,6 @@ def _mark_first_state_valid() -> None:
 
 
 def _loss_line(error: BaseException) -> str:
-    """Return the line of an error that names the lost peer; a framework may have added pages of text."""
+    """Return the line of an error's text that names the lost peer, even if a framework wrapped it in long text."""
     lines = str(error).splitlines() or [type(error).__name__]
     return next((line for line in lines if PeerLost.__name__ in line), lines[0])

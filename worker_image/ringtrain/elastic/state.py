@@ -1,4 +1,4 @@
-"""Elastic state: values that are committed with a step, restored, and sent to newcomers."""
+"""Elastic state: values that are committed with a step, restored after a loss, and sent to joining ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _COMMIT = WireSignature("commit", (WireTensorSignature(None, "int64", (3,)),))
 
 
 class State:
-    """Values that are equal on all ranks at each committed step; attributes of this object.
+    """Values, as attributes of this object, that are equal on all ranks at each committed step.
 
         state = elastic.State(optimizer=optimizer, shard=shard, epoch=0)
 
@@ -43,7 +43,7 @@ class State:
     _foreign: ForeignWireValues | None = None  # a framework's additions to plain values
 
     def __init__(self, *, handlers: HandlerPairs = (), **values: Any) -> None:
-        """Construct the state from `values`.
+        """Construct the state from `values`, which become attributes.
 
         `handlers`: pairs of a type and its handler, which take precedence over the known ones.
         """
@@ -68,7 +68,7 @@ class State:
 
     @property
     def committed(self) -> int:
-        """Return the number of commits of these values, on any ranks."""
+        """Return how often these values were committed, by any ranks."""
         return self._committed
 
     def register_reset_callbacks(self, callbacks: Iterable[Callable[[], Any]]) -> None:
@@ -79,7 +79,7 @@ class State:
         self._reset_callbacks.extend(callbacks)
 
     def commit(self) -> None:
-        """Commit the step: after a later loss, the current values are restored. Collective.
+        """Commit the step, so that the current values are restored after a later loss. Collective.
 
         Raises HostsUpdatedInterrupt, on all ranks, if the world is about to change; MismatchError if ranks have
         committed different numbers of steps.
@@ -92,8 +92,7 @@ class State:
             if ahead is not None and undoable is not None and ahead > undoable:
                 raise ConfigurationError(
                     f"State.commit: {name!r} has made {ahead} updates since the last commit; call commit() after every "
-                    "update: a host optimizer can undo only one. After load_state_dict() call "
-                    "save() of the state first"
+                    "update: a host optimizer can undo only one. After load_state_dict() call save() of the state first"
                 )
         self._committed += 1
         self.save()
@@ -110,9 +109,8 @@ class State:
             raise HostsUpdatedInterrupt
 
     def check_host_updates(self) -> None:
-        """Raise HostsUpdatedInterrupt, on all ranks, if the world is about to change, after a commit of the current
-        values. Collective.
-        """
+        """If the world is about to change, commit the current values and raise HostsUpdatedInterrupt on all ranks.
+        Collective."""
         self._check("check_host_updates")
         if not self._exchange():
             return
@@ -132,20 +130,21 @@ class State:
             participant.commit()
 
     def restore(self) -> None:
-        """Set all values to their values at the last commit."""
+        """Set all values to those of the last commit."""
         for participant in self._participants.values():
             participant.restore()
         self._update_attributes()
 
     def sync(self) -> None:
-        """Give all ranks the values of the last committed step. Collective, once in each world, on every rank.
+        """Set the values on all ranks to those of the last committed step. Collective, once in each world.
 
-        1. Agree: ranks exchange their commits. All continue from the smallest one that a survivor has.
-        2. Send: the lowest rank that has it sends its values to newcomers and to ranks that are a step ahead. After a
-          loss in steps 1 and 2 each rank restores its own last commit.
+        1. Agree: ranks exchange their commits. All continue from the smallest commit that a survivor has.
+        2. Send: the lowest rank with that commit sends its values to newcomers and to ranks that are a step ahead.
+          After a loss in steps 1 and 2 each rank restores its own last commit.
         3. Restore: ranks undo later updates, and save the step. After a later loss they have that step.
         4. Adopt: each rank builds its part of the sharded state, and uses it when all have theirs. If a rank is lost
-          before that, the next world finds out whether any rank has adopted: then all do, else none.
+          before that, the next world finds out whether any rank has adopted its part. If so, all adopt
+          theirs, otherwise none does.
         5. Commit: ranks do their common work after a commit, because a lost rank may have prevented it.
 
         Raises MismatchError if ranks have constructed different states, PeerLost if a rank is lost.
@@ -172,7 +171,7 @@ class State:
         world.state_is_synced = self._under_way = True
 
     def hand_over(self) -> bool:
-        """Send state that only the leaving ranks have to ranks that stay. Return whether they have it.
+        """Send state that only the leaving ranks have to ranks that stay. Return whether these have received it.
 
         Collective, when all ranks leave their world at the same commit.
         """
@@ -191,15 +190,15 @@ class State:
         return True
 
     def begin_from(self, what: str) -> None:
-        """Name the checkpoint `what` from which this training continues, if it was not read by `latest()` of
-        `ringtrain.checkpoint`.
+        """Declare that training continues from the checkpoint `what`, if `latest()` of `ringtrain.checkpoint` did not
+        read it.
 
         Call it on any rank, before the first commit.
         """
         CARRIED.restored = what or "a checkpoint"
 
     def reset(self) -> None:
-        """Hook for derived classes: called after each change of the world, before the callbacks."""
+        """Do nothing. Derived classes override it; called after each change of the world, before the callbacks."""
 
     def on_reset(self) -> None:
         """Call `reset`, then the registered callbacks, after a change of the world."""
@@ -209,23 +208,23 @@ class State:
             callback()
 
     def on_hosts_updated(self, timestamp: float, update_res: int) -> None:
-        """Make the next commit raise HostsUpdatedInterrupt on all ranks, as an order of the agent does."""
+        """Make the next commit raise HostsUpdatedInterrupt on all ranks, as if the agent had announced a change."""
         self._host_messages += 1
 
     def steps_under_way(self) -> int:
-        """Return the number of uncommitted steps: at most 1 unless a shard or optimizer counts them."""
+        """Return the number of uncommitted steps. Without a shard or optimizer that counts steps, at most 1."""
         if not self._under_way:
             return 0
         counts = [participant.steps_ahead for participant in self._participants.values()]
         return max([count for count in counts if count is not None], default=1)
 
     def _receives_sharded_state(self, world: ProcessGroupContext) -> bool:
-        """Return whether this rank receives values from others first and its sharded state afterwards."""
+        """Return whether this rank is new and gets its sharded state after the other values."""
         is_new = bool(world.former.survivors) and world.former.ranks[world.config.place.rank] is None
         return is_new and any(participant.undoable is not None for participant in self._participants.values())
 
     def _settle(self, world: ProcessGroupContext) -> None:
-        """Adopt the state prepared in a world that broke if any rank has adopted it there; else discard it."""
+        """Adopt the state prepared in a world that broke, if any rank has adopted it; otherwise discard it."""
         prepared, CARRIED.prepared = CARRIED.prepared, None
         if prepared is not None and prepared.formation == world.former.formation:
             CARRIED.adopted = prepared
@@ -240,7 +239,7 @@ class State:
             self._update_attributes()
 
     def _adopt(self, world: ProcessGroupContext) -> None:
-        """Switch to the state of this world when all ranks have prepared theirs. Collective."""
+        """Switch to the state of this world after all ranks have prepared theirs. Collective."""
         for participant in self._participants.values():
             participant.prepare(world)
         place = FormationPlace(world.config.numbers.formation, world.config.place.rank)
@@ -262,7 +261,7 @@ class State:
             participant.check(name, call)
 
     def _update_attributes(self) -> None:
-        """Set the attributes to the participants' values, which may be new objects."""
+        """Set the attributes to the values of the participants, which may be new objects."""
         shown = vars(self)
         shown.update({name: one.value for name, one in self._participants.items() if name in shown})
 
@@ -289,15 +288,16 @@ class State:
         if not any(read):
             raise NotRestored(
                 (),
-                f"no remaining rank has the state of commit {self._lost_commit}, and this training started "
-                "without a checkpoint; read one with ringtrain.checkpoint before the first commit, or name "
-                "it by state.begin_from()",
+                f"no remaining rank has the state of commit {self._lost_commit}, and this training "
+                "started without a checkpoint; read a checkpoint with ringtrain.checkpoint before "
+                "the first commit, or name one by state.begin_from()",
             )
         log.warning("commit %d is lost; training continues from %s", self._lost_commit, max(read))
         self._lost_commit = 0
 
     def _exchange(self) -> bool:
-        """Compare the ranks' commits, and return whether any rank expects a planned change. Collective."""
+        """Compare the number of commits of all ranks; return whether any rank expects a planned change of the world.
+        Collective."""
         agent = own_agent()
         is_planned = bool(self._host_messages) or (agent is not None and agent.change_pending)
         numbers = np.array([is_planned, self._committed, -self._committed], np.int64)

@@ -1,10 +1,10 @@
-"""Objects that return their state and load it."""
+"""Interface of objects that return and load their state."""
 
 from typing import Any, Protocol, TypeGuard
 
 
 class StatefulObject(Protocol):
-    """An object that returns its state and loads it, as optimizers and schedules do."""
+    """An object with `state_dict()` and `load_state_dict()`, such as an optimizer or a schedule."""
 
     def state_dict(self) -> Any: ...
 
@@ -12,6 +12,5 @@ class StatefulObject(Protocol):
 
 
 def is_stateful(value: object) -> TypeGuard[StatefulObject]:
-    """Whether `value` has both methods, or passes them on by `__getattr__`, which `isinstance` sees in Python 3.11
-    alone."""
+    """Return whether `value` has `state_dict` and `load_state_dict`, even if only its `__getattr__` provides them."""
     return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))

@@ -1,4 +1,4 @@
-"""Exchange of state between the members of a new world."""
+"""Exchange of the state's values between the ranks of a new world."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError
 
 
 def broadcast(value: Any, root: int, what: str, foreign: ForeignWireValues | None = None) -> Any:
-    """Return `value` of rank `root` on every rank; the root gets its own object back. Collective.
+    """Return `value` of rank `root` on every rank. Rank `root` gets its own object back. Collective.
 
     `what`: name of the value, for messages of waiting ranks. `foreign`: a framework's additions to plain data. Raises
     ConfigurationError on every rank for a value that can't be sent.
@@ -28,11 +28,11 @@ def broadcast(value: Any, root: int, what: str, foreign: ForeignWireValues | Non
 
 
 def check_sendable(value: Any, what: str, foreign: ForeignWireValues | None = None) -> None:
-    """Raise ConfigurationError for a value that cannot be sent to other ranks."""
+    """Raise ConfigurationError if `value` cannot be sent to other ranks."""
     try:
         encode_value(value, foreign)
     except ConfigurationError as error:
         raise ConfigurationError(
-            f"State: {what}: {error}. Pass numbers, texts, containers and arrays, or an object with "
+            f"State: {what}: {error}. Pass numbers, strings, containers and arrays, or an object with "
             "state_dict() and load_state_dict()"
         ) from error

@@ -1,4 +1,4 @@
-"""Plain values of an elastic state: numbers, texts, containers and arrays, which are copied and sent together."""
+"""Plain values of an elastic state: numbers, strings, containers and arrays, which are copied and sent together."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from ringtrain.elastic.transfer import broadcast
 
 
 class PlainValues(Participant):
-    """Participant for all plain values of a state. `attributes`: attributes of the state, of which `names` are plain
-    values.
+    """Participant of an elastic state for all its plain values. `attributes`: attributes of the state, of which `names`
+    are plain.
 
     `foreign`: additions of the state's framework to plain values.
     """

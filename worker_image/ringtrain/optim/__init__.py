@@ -1,4 +1,4 @@
-"""Host-side optimizer.
+"""Optimizer that updates weights in host memory.
 
 A gradient enters in `inbox`, is reduced and becomes an update in `pipeline`, by `rules` and `kernels`. Weights and
 state are in `arenas`, at the places that `layout` computes; `host` is the API for a trainer. `cut` contains the parts
@@ -31,7 +31,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return the optimizer `name` of the plugin whose module is `ringtrain.NAME` in lower case.
+    """Import and return an optimizer class of a plugin, which provides a module of its own.
 
     Raises ModuleNotFoundError that says what to install if the plugin is not installed.
     """

@@ -11,7 +11,7 @@ from ringtrain.optim.slots import MASTER, WEIGHTS
 
 
 class ParameterArenas:
-    """One weight arena and one gradient arena per dtype, and the state of the elements that this rank updates.
+    """Flat arrays ("arenas") of all weights and of all gradients, one per dtype, and this rank's part of the state.
 
     A half-precision weight has a float32 copy in the state ("master"): updates far smaller than the weight would be
     lost in its 8 or 11 bits. State is float32 for half-precision and float32 weights, float64 for float64.
@@ -25,7 +25,8 @@ class ParameterArenas:
         group: CollectiveGroup,
         kernels: OptimizerKernels,
     ) -> None:
-        """Allocate the arenas. `owner`: rank whose shards this process updates, or None if it updates everything."""
+        """Allocate the flat arrays. `owner`: rank whose shards this process updates; None if it updates all
+        elements."""
         self._kernels = kernels
         self._weights = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
         self._gradients = {key: group.allocate(size, key[0]) for key, size in layout.arena_sizes.items()}
@@ -39,21 +40,21 @@ class ParameterArenas:
         return self._gradients[bucket.arena][bucket.offset : bucket.offset + bucket.size]
 
     def synced_arenas(self) -> list[Flat]:
-        """Return the weight arenas that are equal on all ranks, in the same order on every rank."""
+        """Return the weight arrays that are equal on all ranks, in the same order on every rank."""
         return [arena for (_, local), arena in self._weights.items() if not local]
 
     def owned(self, bucket: Bucket) -> slice:
-        """Return the elements of `bucket` that this process updates."""
+        """Return the range of elements of `bucket` that this process updates."""
         return slice(0, bucket.size) if self._owner is None or bucket.local else bucket.shard(self._owner)
 
     def owned_segments(self, bucket: Bucket) -> slice:
-        """Return the segments of `bucket` that this process updates."""
+        """Return the range of segments of `bucket` that this process updates. Norms are summed by segment."""
         if self._owner is None or bucket.local:
             return slice(0, bucket.segments.size)
         return slice(*bucket.segment_bounds[self._owner : self._owner + 2])
 
     def part(self, bucket: Bucket) -> OwnedBucketPart:
-        """Return the owned elements of `bucket`, for a rule to update. `store` writes them back.
+        """Return the arrays of the elements of `bucket` that this process updates. `store` writes weights back.
 
         Half-precision weights that the caller has changed are first copied into their master copies.
         """
@@ -65,7 +66,8 @@ class ParameterArenas:
         return OwnedBucketPart(state[MASTER], gradients.astype(np.float32), state)
 
     def store(self, bucket: Bucket, part: OwnedBucketPart) -> None:
-        """Round updated master weights into the half-precision arena; other weights were updated in place."""
+        """Write the updated weights of `part` back to their flat array, rounded to half precision; do nothing for other
+        dtypes, whose weights are updated in place."""
         if bucket.half:
             self.weights(bucket)[self.owned(bucket)] = part.weights
 
@@ -79,12 +81,12 @@ class ParameterArenas:
         )
 
     def round_master(self, bucket: Bucket) -> None:
-        """Set the owned half-precision weights from their master copies."""
+        """Round the float32 copies of the weights that this process updates into the half-precision weights."""
         if bucket.half:
             self.weights(bucket)[self.owned(bucket)] = self.state[bucket.index][MASTER]
 
     def refresh_masters(self, buckets: Sequence[Bucket]) -> None:
-        """Set the master copies from the weights, after the weights were set from outside."""
+        """Set the float32 copies of half-precision weights after other code than an update changed the weights."""
         for bucket in buckets:
             if bucket.half:
                 self.state[bucket.index][MASTER][:] = self.weights(bucket)[self.owned(bucket)]

@@ -21,8 +21,9 @@ SUPPORTED = ("float16", "bfloat16", "float32", "float64")
 class OptimizerSettings:
     """Settings that determine how gradients become one update.
 
-    `accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: refuse NaN and infinity.
-    `update_during_backward`: update as soon as gradients are reduced; else the update waits for `step()`.
+    `accumulate`: micro-steps whose mean is one update's gradient. `check_finite`: whether NaN and infinity are refused.
+    `update_during_backward`: whether weights are updated as soon as gradients are reduced; otherwise the update waits
+    for `step()`.
     """
 
     accumulate: int
@@ -33,7 +34,7 @@ class OptimizerSettings:
 
 
 def parameters_as_arrays(params: Params) -> dict[str, Flat]:
-    """Return `params` as arrays by name, in native byte order, which the weights and their gradients have too."""
+    """Return `params` as arrays by name in native byte order, the byte order of weights and gradients."""
     pairs = _parameter_pairs(params)
     if pairs is None:
         raise ConfigurationError(
@@ -45,7 +46,7 @@ def parameters_as_arrays(params: Params) -> dict[str, Flat]:
     if len(arrays) != len(pairs):
         names = [name for name, _ in pairs]
         twice = sorted({name for name in names if names.count(name) > 1})
-        raise ConfigurationError(f"parameters are registered twice: {twice}; give each its own name")
+        raise ConfigurationError(f"parameters are registered twice: {twice}; give each a unique name")
     return arrays
 
 
@@ -69,7 +70,9 @@ def check_arguments(
             )
     unknown = sorted(set(local) - set(arrays))
     if unknown:
-        raise ConfigurationError(f"local names {unknown} are not parameters; expected some of {sorted(arrays)}")
+        raise ConfigurationError(
+            f"local has the names {unknown}, which are not parameters; expected some of {sorted(arrays)}"
+        )
     if bucket_bytes < 1:
         raise ConfigurationError(f"bucket_bytes is {bucket_bytes}; expected at least 1")
     check_passes(settings.accumulate, "accumulate")
@@ -84,7 +87,10 @@ def check_passes(passes: int, what: str) -> None:
 
 
 def check_redundancy(redundancy: int, elastic: bool, sharded: bool) -> None:
-    """Check the number of replicas of each shard. Raises ConfigurationError."""
+    """Raise ConfigurationError if `redundancy` (replicas of each shard) is invalid.
+
+    More than one replica needs `elastic` and `sharded`.
+    """
     if type(redundancy) is not int or redundancy < 1:
         raise ConfigurationError(
             f"redundancy is {redundancy!r}; expected a whole number of replicas of each shard, at least 1"
@@ -99,7 +105,7 @@ def check_redundancy(redundancy: int, elastic: bool, sharded: bool) -> None:
 def grouped_rules(
     rule: Any, groups: Sequence[tuple[Any, Collection[str]]], names: Sequence[str]
 ) -> tuple[tuple[Rule, ...], dict[str, int]]:
-    """Return the groups' rules, of which `rule` is the first, and the group's index by name of parameter.
+    """Return all rules, `rule` first, then those of `groups`, and for each parameter the index of its rule.
 
     Raises ConfigurationError.
     """
@@ -108,19 +114,19 @@ def grouped_rules(
     for index, (own, members) in enumerate(groups, start=1):
         check_rule(own)
         if type(own) is not type(rule):
-            raise ConfigurationError(f"groups[{index - 1}] has {own}, and rule is {rule}; expected rules of one kind")
+            raise ConfigurationError(f"groups[{index - 1}] has {own}, but rule is {rule}; expected rules of one kind")
         if unknown := sorted(set(members) - set(names)):
             raise ConfigurationError(
                 f"groups[{index - 1}] names {unknown}, which are not parameters; registered are {sorted(names)}"
             )
         if twice := sorted(name for name in members if group_of[name]):
-            raise ConfigurationError(f"groups: {twice} are in two groups; expected each in at most one")
+            raise ConfigurationError(f"groups: {twice} are in two groups; put each parameter in at most one group")
         group_of |= dict.fromkeys(members, index)
     return (rule, *(own for own, _ in groups)), group_of
 
 
 def comparable_text(value: Any) -> str:
-    """Return a text that ranks compare: the repr, or the name of a function, whose repr contains an address."""
+    """Return a text that ranks can compare: the repr; for a function its name, because its repr has an address."""
     return value.__qualname__ if hasattr(value, "__qualname__") else repr(value)
 
 

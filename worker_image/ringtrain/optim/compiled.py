@@ -1,4 +1,4 @@
-"""Compiled update rules: bitwise equal to `NumpyOptimizerKernels`, in one pass over the arrays."""
+"""Update rules in compiled code, which needs one pass over the arrays. Bitwise equal to `NumpyOptimizerKernels`."""
 
 import ctypes
 from dataclasses import dataclass
@@ -26,7 +26,8 @@ _CODES: Final = {np.dtype(np.float32): 3, np.dtype(np.float64): 4}  # native/fol
 
 
 def best_kernels() -> OptimizerKernels:
-    """Return the compiled kernels if they were built, else numpy's. Both give bitwise equal results."""
+    """Return the compiled kernels, or numpy's if they were not built. Compiled and numpy kernels give bitwise equal
+    results."""
     library = native_library()
     return NumpyOptimizerKernels() if library is None else NativeOptimizerKernels(library)
 
@@ -81,7 +82,7 @@ RULE_CODES: Final = {SgdTermsStruct: 1, AdamTermsStruct: 2}  # enum rule of nati
 
 @dataclass(frozen=True)
 class NativeOptimizerTerms:
-    """Coefficients in the struct of the compiled code, which refers to them by address."""
+    """Coefficients of an update in a C struct, whose address is passed to compiled code."""
 
     struct: SgdTermsStruct | AdamTermsStruct
 
@@ -91,7 +92,7 @@ class NativeOptimizerTerms:
 
 
 def native_terms(terms: SgdTerms | AdamTerms) -> NativeOptimizerTerms:
-    """Return the coefficients that `NativeOptimizerKernels.sgd` or `.adam` passes to compiled code for `terms`."""
+    """Return the coefficients of `terms` in the form in which `NativeOptimizerKernels` passes them to compiled code."""
     if isinstance(terms, SgdTerms):
         return NativeOptimizerTerms(_sgd_terms(terms))
     return NativeOptimizerTerms(_adam_terms(terms, terms.rate / terms.correction1))

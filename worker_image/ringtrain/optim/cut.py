@@ -1,4 +1,4 @@
-"""Partition of an optimizer over the ranks of one world: the parts that are rebuilt when the world changes."""
+"""Parts of an optimizer that depend on the ranks of a world, and are rebuilt when the world changes."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,12 +20,12 @@ from ringtrain.optim.memory_check import MemoryCheck
 from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, assign_replicas
 from ringtrain.optim.norms import GradientNorms
 from ringtrain.optim.order import BucketOrder
-from ringtrain.optim.pipeline import BucketTransfers, DeviceReducer, ShardCopies, ShardUpdate, UpdateContext
 from ringtrain.optim.replica_check import WeightReplicaCheck
 from ringtrain.optim.rules import Rule
 from ringtrain.optim.spans import MissedGradients, NativeParameterSpans, spans_of, updates_by_parameter
 from ringtrain.optim.state import check_same_model
 from ringtrain.optim.undo import OptimizerUndo, UpdateHistory
+from ringtrain.optim.update_context import BucketTransfers, DeviceReducer, ShardCopies, ShardUpdate, UpdateContext
 from ringtrain.optim.wire import LOST, LOST_CHANGE, ByteOptimizerWire, HalfOptimizerWire, OptimizerWire
 
 
@@ -34,7 +34,7 @@ class OptimizedModel:
     """Part of an optimizer that is the same in every world: parameters in order, rules, settings.
 
     `rules`: the initial rules, one for each group of parameters. `group_of`: the index of each parameter's group, by
-    name. `elastic`: updates can be undone, and the state survives the loss of as many ranks as `redundancy`.
+    name. `elastic`: whether updates can be undone, and the state survives the loss of as many ranks as `redundancy`.
     """
 
     specs: tuple[ParamSpec, ...]
@@ -45,14 +45,14 @@ class OptimizedModel:
     sharded: bool
     compression: str | None
     elastic: bool
-    redundancy: int = 1
+    redundancy: int
 
     def layout(self, size: int) -> Layout:
-        """Return the layout in a world of `size` ranks."""
+        """Return the layout of the parameters in a world of `size` ranks."""
         return plan_layout(self.specs, self.bucket_bytes, size)
 
     def compared(self) -> dict[str, str]:
-        """Return the settings that must be equal on all ranks, in addition to the parameters."""
+        """Return the settings, in addition to the parameters, that must be equal on all ranks."""
         settings = self.settings
         compared = {
             "bucket_bytes": self.bucket_bytes, "sharded": self.sharded,
@@ -73,17 +73,17 @@ class OptimizedModel:
 
     @property
     def rule_name(self) -> str:
-        """Return the name of the rule, which is saved with a state."""
+        """Return the name of the update rule, which is saved with the state."""
         return getattr(self.rules[0], "name", type(self.rules[0]).__name__)
 
 
 @dataclass(frozen=True)
 class OptimizerCut:
-    """Optimizer in one world.
+    """All parts of an optimizer that depend on the ranks of the world.
 
-    `fused`: for each bucket, the spans that compiled code updates in one pass, or None if that is not possible.
-    `views`: the weights by name, whole on every rank. `check`: compares replicas of shards. `replicas`: compares the
-    weights of all ranks.
+    `fused`: for each bucket, the spans that compiled code updates in one pass; None if compiled code cannot update
+    them. `views`: the weights by name; every rank has all elements. `check`: compares replicas of shards. `replicas`:
+    compares the weights of all ranks.
     """
 
     context: UpdateContext
@@ -94,18 +94,20 @@ class OptimizerCut:
     replicas: WeightReplicaCheck | None
 
     def begin_at(self, updates: int, missed: Mapping[str, int]) -> None:
-        """Record that weights and state were set to those after `updates`: earlier updates can't be undone.
+        """Record that weights and state now have the values after update number `updates`, which came from elsewhere.
 
-        `missed`: for each parameter, the number of updates in which it had no gradient.
+        Updates before that number can no longer be undone. `missed`: for each parameter, the number of updates in which
+        it had no gradient.
         """
         if self.context.shard.undo is not None:
             self.context.shard.undo.forget()
         self.settle_at(updates, missed)
 
     def settle_at(self, updates: int, missed: Mapping[str, int]) -> None:
-        """Record that weights were set in place after `updates`: earlier updates can't be undone.
+        """Record that other code changed the weights in place after update number `updates`.
 
-        `missed`: see `begin_at`.
+        Updates before that number can no longer be undone. `missed`: for each parameter, the number of updates in which
+        it had no gradient.
         """
         self.context.shard.missed.counts = dict(missed)
         if self.context.shard.undo is not None:
@@ -119,14 +121,15 @@ class OptimizerCut:
             self.replicas.begin()
 
     def accumulating(self, passes: int) -> "OptimizerCut":
-        """Return this cut with `passes` micro-steps per update from the next one on."""
+        """Return a copy of this object with `passes` micro-steps per update, from the next update on."""
         settings = replace(self.context.settings, accumulate=passes)
         inbox = GradientInbox(self.context.layout, self.context.arenas, self.context.group.rank, settings)
         return replace(self, context=replace(self.context, settings=settings), inbox=inbox)
 
 
 def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReducer | None = None) -> OptimizerCut:
-    """Allocate the arrays of a rank of `group`: weights and state are zeros. Collective.
+    """Return an optimizer's parts with new arrays for this rank of `group`: weights and state are zeros.
+    Collective.
 
     Raises MismatchError unless all ranks have the same model.
     """
@@ -186,7 +189,7 @@ def _arena_views(layout: Layout, arenas: ParameterArenas) -> dict[str, Flat]:
 def _optimizer_wire(
     groups: tuple[CollectiveGroup, CollectiveGroup], layout: Layout, arenas: ParameterArenas, compression: str
 ) -> OptimizerWire:
-    """Return the wire for `compression`. Raises ConfigurationError if it is unknown."""
+    """Return an object that compresses transfers by `compression`. Raises ConfigurationError if it is unknown."""
     if compression == INT8:
         return ByteOptimizerWire(*groups, layout, arenas)
     if compression not in HALVES:
@@ -198,7 +201,7 @@ def _optimizer_wire(
 def _shard_mirrors(
     model: OptimizedModel, layout: Layout, groups: tuple[CollectiveGroup, CollectiveGroup], tools: MirrorTools
 ) -> tuple[OptimizerShardMirror, ...]:
-    """Return this rank's replicas of other ranks' shards; none if each rank has the whole state or is alone.
+    """Return this rank's replicas of other ranks' shards; none if shards are not replicated.
 
     Collective.
     """
@@ -215,10 +218,11 @@ def _shard_mirrors(
 
 
 def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire | None) -> OptimizerUndo:
-    """Return the undo copies: two per bucket that may change before this rank knows that all others ended the last
-    update.
+    """Return an object that can undo updates, with memory allocated for it.
 
-    With clipping two reductions begin before the first is waited for.
+    For buckets up to `layout.early` it stores two copies, because they may be changed before the previous update has
+    ended on all ranks. For each other bucket it stores one copy. With clipping, the reductions of two buckets begin
+    before the result of the first is awaited.
     """
     generations = {bucket.index: 2 if bucket.index <= layout.early else 1 for bucket in layout.buckets}
     own, lost = [], {}
@@ -232,23 +236,23 @@ def _optimizer_undo(layout: Layout, arenas: ParameterArenas, wire: OptimizerWire
 
 
 def first_optimizer_group(elastic: bool, open_group: Callable[[], CollectiveGroup]) -> CollectiveGroup:
-    """Return the group of a new optimizer: `open_group()`, or a placeholder if this rank joins others and lacks their
-    state.
+    """Return the first group of an optimizer: `open_group()`, or a placeholder if this rank joins a running training.
 
-    Raises ConfigurationError if the optimizer would need that state and is not elastic.
+    `elastic`: whether the optimizer can get its state from other ranks. If not, and this rank joins, raises
+    ConfigurationError.
     """
     if not joins_survivors():
         return open_group()
     if not elastic:
         raise ConfigurationError(
-            "this rank joins a running training, and a HostOptimizer receives its state only with elastic=True; "
-            "pass it on all ranks"
+            "this rank joins a running training, and a HostOptimizer receives its state only "
+            "with elastic=True; pass elastic=True on all ranks"
         )
     return UnjoinedOptimizerGroup()
 
 
 class UnjoinedOptimizerGroup:
-    """Placeholder group of a rank that is in no world yet: it has no peers and refuses collectives."""
+    """Placeholder group of a rank that is in no world yet: it has one rank and refuses most collectives."""
 
     rank = 0
     size = 1
@@ -272,7 +276,7 @@ class UnjoinedOptimizerGroup:
         return False
 
     def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise ConfigurationError("this optimizer is in no world yet; reform() takes it into one")
+        raise ConfigurationError("this optimizer has not joined a world yet; call reform() first")
 
     gather_objects = all_reduce = reduce_scatter = all_gather = all_to_all = send_receive = _refuse
     update = finish_updates = broadcast = _refuse

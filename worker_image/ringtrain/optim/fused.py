@@ -1,4 +1,4 @@
-"""Update in which each bucket is reduced, updated and gathered in one pass.
+"""Update that reduces, updates and gathers each bucket in one pass.
 
 Ranks that map each other's memory read their shard of all ranks' gradients, and write new weights into each rank's
 memory: one barrier per bucket, when all have its gradients, and one after the last. Over a network a bucket is one
@@ -16,18 +16,20 @@ from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.optim.inbox import GradientInbox
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import UpdateReplay
-from ringtrain.optim.pipeline import OptimizerStepHold, UpdateAbandoned, UpdateContext, WeightArrivals
+from ringtrain.optim.pipeline import OptimizerStepHold, UpdateAbandoned, WeightArrivals
 from ringtrain.optim.rules import FusableUpdateRule, Rule
 from ringtrain.optim.slots import MASTER
 from ringtrain.optim.spans import NativeParameterSpans, StepRules
+from ringtrain.optim.update_context import UpdateContext
 from ringtrain.step_time import HIDDEN_UPDATE
 
 
 def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
-    """Return whether `FusedOptimizerUpdate` can replace `OptimizerUpdate` for these rules. The same on all ranks.
+    """Return whether `FusedOptimizerUpdate` can replace `OptimizerUpdate` for these rules. Equal on all ranks.
 
-    Not with clipping, because the norm must be known before the first weight changes; not for buckets that are
-    compressed or on a device, because they are not reduced in the arena; not unsharded, because every rank updates all.
+    False with clipping, because the norm must be known before the first weight changes. False if buckets are compressed
+    or on a device, because they are not reduced in the arena. False without sharding, because every rank updates all
+    weights.
     """
     clips, alone = context.settings.clip_norm is not None, context.group.size == 1
     elsewhere = context.transfers.wire is not None or context.transfers.devices is not None
@@ -40,7 +42,7 @@ def can_fuse(context: UpdateContext, rules: Sequence[Rule]) -> bool:
 
 
 class FusedOptimizerUpdate:
-    """One update by the fused path."""
+    """One update that reduces, updates and gathers each bucket in one pass (`UpdatingCommunicator`)."""
 
     norm: float | None = None
     hold: OptimizerStepHold | None = None
@@ -52,7 +54,8 @@ class FusedOptimizerUpdate:
         rules: StepRules,
         spans: Mapping[int, NativeParameterSpans],
     ) -> None:
-        """Prepare the update. `spans`: spans of this rank's elements of each shared bucket."""
+        """Prepare the update. `spans`: for each bucket that is reduced over ranks, the ranges of parameters in this
+        rank's shard."""
         self._rules = rules
         self._spans = spans
         self._m = context
@@ -62,10 +65,10 @@ class FusedOptimizerUpdate:
         self.arrivals = WeightArrivals(context.layout.buckets)
 
     def wait_for_step(self) -> None:
-        """Return at once: this update runs while gradients are submitted."""
+        """Do nothing: this update does not wait for `step()`, but runs while gradients are submitted."""
 
     def run(self) -> None:
-        """Run the update until every weight is new on this rank. Raises the errors of the collective."""
+        """Run the update until this rank has all new weights. Raises the errors of the collectives."""
         before: Bucket | None = None
         copies: list[PendingCollective] = []
         is_synced = False
@@ -98,7 +101,7 @@ class FusedOptimizerUpdate:
         self.arrivals.release()
 
     def _update(self, bucket: Bucket) -> list[PendingCollective]:
-        """Update a shared bucket. Return the pending transfers to replicas."""
+        """Update a bucket that ranks share. Return the transfers in progress to replicas."""
         arenas, shard, mirrors = self._m.arenas, self._m.shard, self._m.copies.mirrors
         spans = self._spans[bucket.index]
         own = arenas.gradients(bucket)[arenas.owned(bucket)]
@@ -134,5 +137,5 @@ class FusedOptimizerUpdate:
 
 
 def shared_buckets(context: UpdateContext) -> list[Bucket]:
-    """Return the buckets that ranks update together."""
+    """Return the buckets that several ranks update together, in the order of reduction."""
     return [bucket for bucket in context.transfers.order.buckets if bucket.size and not bucket.local]

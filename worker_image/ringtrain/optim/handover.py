@@ -1,4 +1,4 @@
-"""Transfer of shards from ranks that leave as planned to those that stay, before their world ends.
+"""Transfer of shards from ranks that leave in a planned change to ranks that stay, before their world ends.
 
 A shard is on its owner and on the ranks with its replicas. If all of these leave, the owner sends it to a rank that
 stays, which brings it into the next world like a replica.
@@ -11,11 +11,12 @@ import numpy as np
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import KeptShard
-from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.update_context import UpdateContext
 
 
 def assign_receivers(size: int, replica_ranks: Sequence[Sequence[int]], leaving: Collection[int]) -> dict[int, int]:
-    """Return, by leaving rank whose replicas all leave too, the rank that receives its shard; in turn.
+    """Return, for each leaving rank whose shard no staying rank has, the staying rank that receives it; receivers are
+    chosen round-robin.
 
     `replica_ranks[k][owner]`: the rank that stores replica `k` of the shard of `owner`.
     """
@@ -25,7 +26,7 @@ def assign_receivers(size: int, replica_ranks: Sequence[Sequence[int]], leaving:
 
 
 def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[int]) -> None:
-    """Send each shard that only `leaving` ranks have to a rank that stays. Collective, after `updates` on all ranks."""
+    """Send each shard that only `leaving` ranks have to a rank that stays. Collective, after the same update."""
     group, replica_ranks = context.group, [mirror.replica_ranks for mirror in context.copies.mirrors]
     if not replica_ranks or not (receivers := assign_receivers(group.size, replica_ranks, sorted(leaving))):
         return
@@ -47,7 +48,7 @@ def hand_over_shards(context: UpdateContext, updates: int, leaving: Collection[i
 
 
 def _unpacked_bucket(bucket: Bucket, owner: int, like: Mapping[str, Flat], received: Flat) -> dict[str, Flat]:
-    """Split the shard of `owner` in `received` into arrays with the names and dtypes of `like`."""
+    """Split `received`, the bytes of the shard of `owner`, into arrays with the names and dtypes of `like`."""
     length = bucket.bounds[owner + 1] - bucket.bounds[owner]
     values, start = {}, 0
     for name, own in like.items():

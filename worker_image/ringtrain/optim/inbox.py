@@ -1,4 +1,4 @@
-"""Input of gradients: they are checked, copied into their bucket, and counted until the bucket is complete."""
+"""Input of gradients of an update: check them, copy them into their bucket, and detect complete buckets."""
 
 import threading
 import time
@@ -16,7 +16,7 @@ from ringtrain.optim.spans import ABSENT, parameter_beginnings
 
 
 class GradientInbox:
-    """Gradients of one update, submitted from any thread and in any order.
+    """Collector of the gradients of one update, which any thread submits in any order.
 
     Over `accumulate` micro-steps a gradient is summed in the order of the micro-steps. Half-precision gradients are
     summed in float32, and their mean is rounded once.
@@ -42,7 +42,7 @@ class GradientInbox:
         self.begin_update()
 
     def begin_update(self) -> None:
-        """Reset for the next update, also after a cancelled one; all gradients are missing again."""
+        """Reset for the next update, also after an update was cancelled."""
         with self._changed:
             self._cancelled = False
             self._micro_step = 0
@@ -56,7 +56,7 @@ class GradientInbox:
         return self._micro_step == 0 and not self._arrived
 
     def room(self, name: str) -> NDArray[Any]:
-        """Return the memory from which the gradient of `name` is reduced, in its parameter's shape.
+        """Return the memory from which the gradient of `name` is reduced, in the shape of its parameter.
 
         Raises ConfigurationError for a gradient that is unknown or already submitted, and if gradients are summed over
         micro-steps, because the memory contains the sum.
@@ -64,13 +64,14 @@ class GradientInbox:
         bucket, location = self._find(name)
         if self._settings.accumulate > 1:
             raise ConfigurationError(
-                f'{self._me}: gradient("{name}") was called with accumulate={self._settings.accumulate}, where '
-                f"its memory has the sum of the micro-steps; submit other arrays"
+                f'{self._me}: gradient("{name}") cannot be used with '
+                f"accumulate={self._settings.accumulate}, because its memory contains the sum of the "
+                "micro-steps; submit your own arrays"
             )
         if name in self._arrived:
             raise ConfigurationError(
-                f'{self._me}: gradient("{name}") was called after its submit() in this step, when other ranks read '
-                f"its memory; call it before submit()"
+                f'{self._me}: gradient("{name}") was called after its submit() in this step, when '
+                "other ranks read its memory; call gradient() before submit()"
             )
         room: NDArray[Any] = self._arenas.gradients(bucket)[location.start : location.stop]
         return room.reshape(location.spec.shape)
@@ -81,11 +82,11 @@ class GradientInbox:
         return self._micro_step + 1
 
     def is_absent(self, name: str) -> bool:
-        """Return whether this rank has no gradient of `name`."""
+        """Return whether this rank has no gradient of `name` in this update."""
         return name not in self._present
 
     def put(self, name: str, gradient: ArrayLike | None, weight: float = 1.0) -> bool:
-        """Store `weight` times the gradient of `name`; None if this rank has no gradient.
+        """Store `weight` times the gradient of `name`. `gradient`: None if this rank has none.
 
         Return True for the first gradient of an update's last micro-step. Raises ConfigurationError for a gradient that
         is unknown, already submitted, or differs from its parameter in shape or dtype, and for a weight that is
@@ -105,9 +106,10 @@ class GradientInbox:
         return self.put_with(name, lambda: self._store(name, target, values))
 
     def put_with(self, name: str, store: Callable[[], None], present: bool = True) -> bool:
-        """Count the gradient of `name`, which `store` writes to the memory where it is reduced.
+        """Register the gradient of `name`; `store` writes it into the memory from which it is reduced.
 
-        Returns as `put` does.
+        `present`: whether this rank has a gradient. If not, `store` records that. Returns True for the first gradient
+        of an update's last micro-step, like `put`.
         """
         bucket, _ = self._find(name)
         with self._changed:
@@ -141,9 +143,9 @@ class GradientInbox:
                 )
 
     def end_micro_step(self) -> bool:
-        """End a micro-step. Return True if it was the update's last.
+        """End a micro-step. Return True if it was the last micro-step of the update.
 
-        Raises ConfigurationError with missing gradients.
+        Raises ConfigurationError if gradients are missing.
         """
         self.check_complete()
         with self._changed:
@@ -163,14 +165,14 @@ class GradientInbox:
             return not self._cancelled
 
     def cancel(self) -> None:
-        """Cancel the update: callers of `wait_complete` return."""
+        """Cancel the update: `wait_complete` returns False in all threads."""
         with self._changed:
             self._cancelled = True
             self._changed.notify_all()
 
     @property
     def is_last_micro_step(self) -> bool:
-        """Return whether the update is made after the gradients of this micro-step."""
+        """Return whether the current micro-step is the last one before the weights change."""
         return self._micro_step == self._settings.accumulate - 1
 
     def _find(self, name: str) -> Any:
@@ -178,22 +180,22 @@ class GradientInbox:
         if found is None:
             known = _listed_inbox_parameters([spec.name for spec in self._layout.specs])
             raise ConfigurationError(
-                f'{self._me}: gradient "{name}" belongs to no parameter; expected one of {known}; submit it under '
-                f"the name that was passed to HostOptimizer"
+                f'{self._me}: gradient "{name}" belongs to no parameter; expected one of {known}; '
+                "submit gradients under the names that were passed to HostOptimizer"
             )
         return found
 
     def _checked(self, spec: ParamSpec, gradient: NDArray[Any]) -> NDArray[Any]:
         if gradient.shape != spec.shape:
             raise ConfigurationError(
-                f'{self._me}: gradient "{spec.name}" is {gradient.shape} and its parameter is {spec.shape}; '
-                f"submit it in the parameter's shape"
+                f'{self._me}: gradient "{spec.name}" has shape {gradient.shape}, but its parameter '
+                f"has shape {spec.shape}; submit the gradient in the parameter's shape"
             )
         if gradient.dtype != spec.dtype:
             other = f", or register the parameter as {gradient.dtype}" if gradient.dtype.name in SUPPORTED else ""
             raise ConfigurationError(
-                f'{self._me}: gradient "{spec.name}" is {gradient.dtype} and its parameter is {spec.dtype}; '
-                f"convert it with np.asarray(gradient, {spec.dtype.name!r}){other}"
+                f'{self._me}: gradient "{spec.name}" is {gradient.dtype}, but its parameter is '
+                f"{spec.dtype}; convert it with np.asarray(gradient, {spec.dtype.name!r}){other}"
             )
         if self._settings.check_finite and not np.isfinite(gradient).all():
             bad = np.flatnonzero(~np.isfinite(gradient))
@@ -219,23 +221,25 @@ class GradientInbox:
             self._end(name, target, values is not None or name in self._present)
 
     def _end(self, name: str, target: NDArray[Any], present: bool) -> None:
-        """Finish the gradient `name` after all its micro-steps."""
+        """Complete the gradient `name` after the last micro-step: average a float32 sum, and mark it if `present`."""
         if (summed := self._wide.get(name)) is not None:
             target[:] = summed * np.float32(1.0 / self.micro_steps)
         if present:
             self.mark(name, target)
 
     def mark(self, name: str, values: NDArray[Any]) -> None:
-        """Mark the flat gradient `values` of `name` as present: replace -0, which means absent, by 0."""
+        """Mark the gradient `values` of `name` as present: replace -0, which would mean that it is absent, by 0."""
         for begin in self._beginnings[name]:
             if values[begin] == 0:
                 values[begin] = 0.0  # not -0
 
     def flush(self) -> bool:
-        """Make the submitted micro-steps an update. Return False if there were none."""
+        """End the update after the micro-steps submitted up to now. Return False if there were none."""
         with self._changed:
             if self._arrived:
-                raise ConfigurationError(f"{self._me}: flush() was called in the middle of a backward pass")
+                raise ConfigurationError(
+                    f"{self._me}: flush() was called in the middle of a backward pass; call flush() between passes"
+                )
             if not self._micro_step:
                 return False
             self._micro_step -= 1
@@ -251,7 +255,7 @@ class GradientInbox:
 
 
 def _weighted_gradient(values: NDArray[Any], weight: float) -> NDArray[Any]:
-    """Return `weight` times `values`; a half-precision product is rounded once, when it is stored."""
+    """Return `weight` times `values`. A half-precision product is rounded only once, when it is stored."""
     if weight == 1.0:
         return values
     wide = values if values.dtype.itemsize >= 4 else values.astype(np.float32)

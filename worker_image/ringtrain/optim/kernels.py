@@ -1,4 +1,4 @@
-"""Arithmetic on every element: the only module whose speed matters, behind one small interface.
+"""Arithmetic of updates on all elements, in numpy. Its speed matters most in the optimizer.
 
 `NumpyOptimizerKernels` processes the arrays in cache-sized blocks, so that the dozen passes of an update read main
 memory once. Every operation is a correctly rounded IEEE operation on one element, so results do not depend on the
@@ -24,7 +24,7 @@ BLOCK = 64 * 1024
 
 @dataclass(frozen=True)
 class OwnedBucketPart:
-    """Elements of one bucket that this rank updates: equally long flat float32 or float64 arrays.
+    """Arrays with the elements of one bucket that this rank updates: flat, equally long, float32 or float64.
 
     `gradients` are consumed: kernels may use them as scratch. `spec`: the parameter's spec, for a rule that needs it.
     """
@@ -35,7 +35,7 @@ class OwnedBucketPart:
     spec: ParamSpec | None = None
 
     def cut(self, where: slice, spec: ParamSpec | None = None) -> "OwnedBucketPart":
-        """Return the part with the elements `where`."""
+        """Return the elements `where` of this part as a new part that shares the memory."""
         state = {name: values[where] for name, values in self.state.items()}
         return OwnedBucketPart(self.weights[where], self.gradients[where], state, spec)
 
@@ -46,7 +46,7 @@ class OwnedBucketPart:
 
 @dataclass(frozen=True)
 class SgdTerms:
-    """Coefficients of one SGD step. `scale` converts the sum over ranks to the gradient."""
+    """Coefficients of one SGD step. `scale`: factor that converts the sum over ranks to the gradient."""
 
     rate: float
     scale: float
@@ -75,10 +75,11 @@ class AdamTerms:
 
 
 class OptimizerKernels(Protocol):
-    """Arithmetic of update rules. Equal inputs give bitwise equal results, wherever the arrays are cut."""
+    """Interface of the arithmetic of update rules. Results are bitwise equal however the arrays are divided among
+    ranks."""
 
     def sgd(self, part: OwnedBucketPart, terms: SgdTerms) -> None:
-        """Update weights and state "momentum" (absent when momentum is 0)."""
+        """Update weights and the state "momentum", which is absent if the momentum is 0."""
 
     def adam(self, part: OwnedBucketPart, terms: AdamTerms) -> None:
         """Update weights and the states "mean" and "square"."""
@@ -87,10 +88,10 @@ class OptimizerKernels(Protocol):
         """Update the states "mean" and "square"; write the direction (without trust ratio) to `part.gradients`."""
 
     def descend(self, weights: Floats, direction: Floats, rate: float) -> None:
-        """Compute `weights -= rate * direction`; `direction` is consumed."""
+        """Compute `weights -= rate * direction` in place. `direction` may be overwritten."""
 
     def follow(self, master: Floats, weights: NDArray[Any]) -> None:
-        """Copy to `master` (float32) those half-precision `weights` that differ from the rounded master.
+        """Copy to `master` (float32) those half-precision `weights` that differ from the rounded `master`.
 
         These were changed from outside.
         """
@@ -103,7 +104,7 @@ class OptimizerKernels(Protocol):
 
 
 class NumpyOptimizerKernels:
-    """Kernels in numpy. Not thread-safe: the scratch block is shared."""
+    """Implementation of `OptimizerKernels` in numpy. Not thread-safe, because all calls use the same scratch memory."""
 
     def __init__(self) -> None:
         kinds: tuple[type[np.floating[Any]], ...] = (np.float32, np.float64)
@@ -170,7 +171,7 @@ class NumpyOptimizerKernels:
 
     @staticmethod
     def _moments(block: OwnedBucketPart, terms: AdamTerms, scratch: Floats) -> None:
-        """Update both moments; write the divisor of the mean to `scratch`."""
+        """Update the mean and the mean square of the gradient in place; write the divisor of the mean to `scratch`."""
         gradients, mean, square = block.gradients, block.state["mean"], block.state["square"]
         np.multiply(gradients, terms.scale, out=gradients)
         if terms.coupled_decay:

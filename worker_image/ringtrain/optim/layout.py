@@ -1,4 +1,4 @@
-"""Places of all parameters: arenas, buckets in a fixed order, one shard per rank, segments for norms.
+"""Layout of all parameters in memory: flat arrays ("arenas"), buckets, one shard per rank, segments for norms.
 
 Computed once, only from names, shapes and dtypes, so that every rank gets the same result.
 """
@@ -25,7 +25,10 @@ _TAPER = 8
 
 @dataclass(frozen=True)
 class ParamSpec:
-    """Properties of a parameter that must be equal on all ranks. `local`: never synchronised."""
+    """Properties of a parameter that must be equal on all ranks.
+
+    `local`: whether the parameter is never synchronised.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -42,13 +45,14 @@ class ParamSpec:
 
     @cached_property
     def arena(self) -> tuple[str, bool]:
-        """Return the key of the parameter's arena: parameters of equal dtype and `local` share memory."""
+        """Return the key of the flat array that contains the parameter. There is one array per dtype, separately for
+        parameters that are synchronised and for `local` ones."""
         return self.dtype.name, self.local
 
 
 @dataclass(frozen=True)
 class ParamLocation:
-    """Elements `start:stop` of a parameter within its bucket, or within a part of the bucket."""
+    """Elements `start:stop` of a parameter, counted within its bucket or within a part of the bucket."""
 
     spec: ParamSpec
     start: int
@@ -57,10 +61,12 @@ class ParamLocation:
 
 @dataclass(frozen=True)
 class Bucket:
-    """Whole parameters, adjacent in one arena, that are reduced, updated and gathered together.
+    """Adjacent parameters in one flat array (an arena) that are reduced, updated and gathered together. A parameter is
+    never divided among buckets.
 
-    `offset`: where the bucket begins in its arena. `bounds`: size + 1 offsets into the bucket, rank r's shard is
-    `bounds[r]:bounds[r + 1]`. `segment_bounds`: the same cuts, counted in segments.
+    `offset`: index in the arena of the bucket's first element. `bounds`: offsets of the shards in the bucket, and its
+    end; rank r's shard is `bounds[r]:bounds[r + 1]`. `segment_bounds`: the same offsets, counted in segments instead of
+    elements.
     """
 
     index: int
@@ -91,26 +97,27 @@ class Bucket:
 
     @cached_property
     def segments(self) -> NDArray[np.intp]:
-        """Return the index of the first element of every segment."""
+        """Return the index of the first element of each segment, a unit of norm sums, in the bucket."""
         return segment_starts(self.locations)
 
     def shard(self, rank: int) -> slice:
-        """Return the elements of `rank`'s shard, within the bucket."""
+        """Return the range of the elements of the bucket that `rank` updates."""
         return slice(self.bounds[rank], self.bounds[rank + 1])
 
 
 @dataclass(frozen=True)
 class Layout:
-    """All parameters in registration order and all buckets in the order in which they are reduced."""
+    """All parameters in registration order, and all buckets in the order in which they are reduced."""
 
     specs: tuple[ParamSpec, ...]
     buckets: tuple[Bucket, ...]
 
     @cached_property
     def early(self) -> int:
-        """Return the index of the second shared bucket, or of the last bucket if there is no second one.
+        """Return the index of the second bucket that ranks share. If they share fewer than two, return that of the last
+        bucket.
 
-        Updates of buckets up to this one may begin before this rank knows that all others have ended the previous
+        Updates of buckets up to this index may begin before this rank knows that all others have ended the previous
         update.
         """
         shared = [bucket.index for bucket in self.buckets if bucket.size and not bucket.local]
@@ -130,7 +137,8 @@ class Layout:
 
 @dataclass
 class _OpenBucket:
-    """State of one arena during planning, in bytes: closed buckets, the next bucket, and the remaining parameters."""
+    """Numbers of bytes of a flat array while its buckets are planned: in closed buckets, in the open bucket, and not
+    yet assigned."""
 
     done: int = 0
     held: int = 0
@@ -149,7 +157,8 @@ class _OpenBucket:
 
 
 def plan_layout(specs: Sequence[ParamSpec], bucket_bytes: int, world_size: int) -> Layout:
-    """Cut `specs` into buckets of whole parameters that close at `bucket_bytes`, or earlier at both ends.
+    """Divide `specs` into buckets of whole parameters. A bucket is closed at `bucket_bytes`; the first and last are
+    smaller.
 
     The order is the reverse of registration: a backward pass produces the gradients of the layers registered last
     first, so the first bucket is complete early in the pass. A bucket has the place of its last member in the order,
@@ -194,6 +203,6 @@ def _planned_bucket(index: int, offset: int, members: Sequence[ParamSpec], world
 
 
 def segment_starts(locations: Sequence[ParamLocation]) -> NDArray[np.intp]:
-    """Return the first elements of the segments of `locations`: every SEGMENT elements, restarted at each parameter."""
+    """Return the first element of each segment of `locations`: every SEGMENT elements, and at each parameter."""
     starts = [np.arange(location.start, location.stop, SEGMENT, dtype=np.intp) for location in locations]
     return np.concatenate(starts) if starts else np.empty(0, np.intp)

@@ -1,4 +1,4 @@
-"""Detection of memory corruption: each update checks another part of a rank's weights and state.
+"""Detection of memory corruption by checksums: each update checks another part of weights and state.
 
 Between two updates nothing may change. If the digest of a part before an update differs from the one after the previous
 update, this rank's memory is wrong. Owners and replicas also compare their digests of each part of a shard. If these
@@ -16,7 +16,7 @@ import numpy as np
 from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import StateCorrupt
 from ringtrain.optim.mirror import OptimizerShardMirror
-from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.update_context import UpdateContext
 
 # One part per update, read twice: 7 MB of 0.36 GB, with Adam's state of 25.6 million parameters on 2 ranks.
 PARTS: Final = 100
@@ -26,10 +26,10 @@ EVERY: Final = 20
 
 @dataclass(frozen=True)
 class _PartDigests:
-    """Digests of the part that was checked after update `number`.
+    """Checksums of one part of memory, computed after update `number`.
 
-    `version`: the update of the replicas. `copies`, `gradients`: digests of the replicas here, and of the gradients to
-    be applied to them.
+    `version`: number of the update that the replicas contain. `own`: digest of this rank's shard. `copies`: digests of
+    the replicas on this rank. `gradients`: digests of the gradients that are not in the replicas yet.
     """
 
     number: int
@@ -40,10 +40,10 @@ class _PartDigests:
 
 
 class MemoryCheck:
-    """Memory checks of one rank. Every rank makes them at the same updates."""
+    """Detection of memory corruption on one rank. All ranks compare after the same updates."""
 
     def __init__(self, context: UpdateContext) -> None:
-        """Prepare the parts. `context` must have mirrors."""
+        """Divide memory into parts for the checks. `context` must have replicas of shards."""
         self._context = context
         self._mirrors = context.copies.mirrors
         self._own_parts = cut_update_in_parts(_shard_arrays(context, self._mirrors[0]))
@@ -54,7 +54,7 @@ class MemoryCheck:
         self.begin()
 
     def begin(self) -> None:
-        """Discard all digests, after weights and state were set from outside."""
+        """Discard all checksums, because weights and state were set by other code than an update."""
         self._last_digests: _PartDigests | None = None
         self._changed_after: int | None = None  # first update after which memory changed here
         self._own: dict[int, int] = {}  # digest of a part of the own shard, by update
@@ -62,12 +62,12 @@ class MemoryCheck:
         self._copies: dict[int, tuple[int, ...]] = {}
 
     def after(self, number: int) -> None:
-        """Compute the digests after update `number`. Nothing may change until the next update begins."""
+        """Store the checksums after update `number`. Nothing may change until the next update begins."""
         self._last_digests = noted = self._part_digests(number)
         self._own[number], self._copies[noted.version] = noted.own, noted.copies
 
     def before(self, number: int) -> None:
-        """Check the digests before update `number`. Collective after each `EVERY` updates.
+        """Compare the checksums before update `number` with the stored ones. Collective after each `EVERY` updates.
 
         Raises StateCorrupt, on every rank.
         """
@@ -80,16 +80,17 @@ class MemoryCheck:
             self._compare(done)
 
     def _compare(self, done: int) -> None:
-        """Exchange the digests since the last comparison with all ranks, and compare them."""
+        """Exchange all checksums since the last comparison between ranks, and compare them. `done`: number of the last
+        update."""
         seen = [self._changed_after, sorted(self._own.items()), sorted(self._copies.items())]
         reported: list[Any] = self._context.group.allgather_object(seen, "memory check")
         wrong = {rank: one[0] for rank, one in enumerate(reported) if one[0] is not None}
         if wrong:
             raise StateCorrupt(
                 tuple(wrong),
-                f"memory of the optimizer on ranks {list(wrong)} changed after update {min(wrong.values())} and "
-                "before the next one, when nothing may write to it: replace their nodes, or find the code "
-                "that writes to weights",
+                f"memory of the optimizer on ranks {list(wrong)} changed after update "
+                f"{min(wrong.values())} and before the next one, when nothing may write to it: "
+                "replace the nodes of these ranks, or find the code that writes to weights",
             )
         for rank in range(len(reported)):
             replica_ranks = [mirror.replica_ranks[rank] for mirror in self._mirrors]
@@ -106,9 +107,10 @@ class MemoryCheck:
         return self._mirrors[0].version
 
     def _part_digests(self, number: int) -> _PartDigests:
-        """Return digests of a part of all that must not change between updates: own shard, replicas, pending gradients.
+        """Return checksums of a part of this rank's shard, of its replicas, and of gradients not yet in replicas.
 
-        Replicas are one update behind: their part is the one of the owner's shard that was checked then.
+        Replicas are one update behind, so the part of a replica is the part of the owner's shard that was checked one
+        update before.
         """
         part, part_of_copy = number % PARTS, self._version % PARTS
         return _PartDigests(
@@ -121,22 +123,25 @@ class MemoryCheck:
 
 
 def _shard_differs(number: int, replica_ranks: Sequence[int], digests: Sequence[int]) -> StateCorrupt:
-    """Build the error for different `digests` of one shard on `replica_ranks`, of which the first is the owner."""
+    """Build the error for a shard whose copies have different `digests` after update `number`.
+
+    `replica_ranks`: the ranks with the copies, the owner first.
+    """
     common = max(digests, key=digests.count)
     odd = [replica_rank for replica_rank, digest in zip(replica_ranks, digests, strict=True) if digest != common]
     is_known = digests.count(common) > 1
     ranks = ", ".join(f"rank {rank}" for rank in replica_ranks[1:])
-    said = f"rank {', '.join(map(str, odd))} differs from the others: its" if is_known else "one's"
+    wrong = f"rank {', '.join(map(str, odd))}" if is_known else "one of them"
     return StateCorrupt(
         tuple(odd if is_known else replica_ranks),
-        f"after update {number} rank {replica_ranks[0]} and {ranks}, which has its replica, have different bits of "
-        f"it, {said} memory or arithmetic is wrong, or a program wrote to weights. Load a checkpoint from before "
-        f"update {max(0, number - PARTS)}, and test {'that node' if is_known else 'both nodes'}",
+        f"after update {number} the shard of rank {replica_ranks[0]} differs from its replica on {ranks}: memory or "
+        f"arithmetic of {wrong} is wrong, or a program wrote to weights. Load a checkpoint from before update "
+        f"{max(0, number - PARTS)}, and test {'that node' if is_known else 'both nodes'}",
     )
 
 
 def _shard_arrays(context: UpdateContext, mirror: OptimizerShardMirror) -> list[Flat]:
-    """Return the arrays of the own shard, in the order of its replica."""
+    """Return the arrays of this rank's shard, in the order in which its replica has them."""
     arrays: list[Flat] = []
     for bucket in mirror.buckets:
         arrays += context.arenas.own_values(bucket).values()
@@ -146,7 +151,7 @@ def _shard_arrays(context: UpdateContext, mirror: OptimizerShardMirror) -> list[
 
 
 def cut_update_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
-    """Cut the bytes of `arrays`, one after the other, into PARTS equally long parts."""
+    """Divide the bytes of all `arrays` into PARTS parts of equal length, each a list of slices."""
     parts: list[list[Flat]] = [[] for _ in range(PARTS)]
     total, start = sum(array.nbytes for array in arrays), 0
     bounds = [*(total * part // PARTS // 64 * 64 for part in range(PARTS)), total]
@@ -160,7 +165,7 @@ def cut_update_in_parts(arrays: Sequence[Flat]) -> list[list[Flat]]:
 
 
 def digest_of(arrays: Iterable[Flat]) -> int:
-    """Return the sum of all bytes as 64-bit numbers, which changes if any single word changes."""
+    """Return the sum of all bytes as 64-bit numbers. It changes if any single 8-byte word changes."""
     total = 0
     for octets in arrays:
         whole = len(octets) // 8 * 8

@@ -1,4 +1,4 @@
-"""Replica of another rank's shard in another pod, from which a lost shard is rebuilt.
+"""Replica of another rank's shard, on a rank in another pod, from which the shard is rebuilt if its owner is lost.
 
 With `redundancy=2` each shard has two replicas in two pods: one `OptimizerShardMirror` each.
 
@@ -29,11 +29,12 @@ _ALIGNED: Final = 64  # a cache line: two owners never write to the same line
 
 
 def assign_replicas(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...]]:
-    """Return `[k][owner]`: the rank that stores replica `k` of the shard of `owner`, in another pod if possible.
+    """Return `[k][owner]`: the rank that stores replica `k` of the shard of rank `owner`, in another pod if possible.
 
-    `pods`: the pod of each rank, as any comparable value. `copies`: number of replicas, limited by the number of other
-    ranks. Every rank has one shard of each replica. With one replica, an owner and its replica share a pod only if that
-    pod has more than half of the ranks; two replicas are in two other pods if no pod has more than a third.
+    `pods`: the pod of each rank, as any comparable value. `copies`: number of replicas of each shard, limited by the
+    number of other ranks. Every rank stores `copies` replicas. With one replica, an owner and its replica share a pod
+    only if that pod has more than half of the ranks; two replicas are in two other pods if no pod has more than a
+    third.
     """
     order = sorted(range(len(pods)), key=lambda rank: (pods.index(pods[rank]), rank))
     pod = np.array([pods.index(pods[rank]) for rank in order])
@@ -52,7 +53,7 @@ def assign_replicas(pods: Sequence[int], copies: int = 1) -> list[tuple[int, ...
 
 @dataclass(frozen=True)
 class UpdateReplay:
-    """Rules and factors by which an update changed a bucket, to repeat it on a replica.
+    """Rules and factors with which an update changed a bucket, so that a replica can repeat it.
 
     `scale`: factor that made the mean of the gradients. `layer_rates`: rates by parameter name, for rules with a rate
     for each parameter.
@@ -79,7 +80,7 @@ class MirrorTools:
 
 @dataclass(frozen=True)
 class KeptShard:
-    """Shard whose owner and replicas all leave, after `updates`. `slots`: state arrays of each bucket.
+    """Shard that a leaving rank sent to this rank. `values`: state arrays of each bucket after `updates`.
 
     `missed`: for each parameter, the number of updates in which it had no gradient.
     """
@@ -90,10 +91,10 @@ class KeptShard:
 
 
 class OptimizerShardMirror:
-    """This rank's replica of the shard of rank `owner`; the replica of this rank's shard is on rank `replica_rank`.
+    """Replica, on this rank, of the shard of rank `owner`. The replica of this rank's shard is on rank `replica_rank`.
 
-    `maps`: if ranks map each other's memory, the owner may write gradients into the memory of `replica_rank`.
-    Only possible for one replica: compiled code writes a gradient once, before any rank has new weights.
+    `maps`: whether the owner may write gradients into the memory of `replica_rank`, if ranks map each other's memory.
+    This is possible only for one replica: compiled code writes a gradient once, before any rank has new weights.
     """
 
     def __init__(
@@ -123,43 +124,48 @@ class OptimizerShardMirror:
         self.missed = MissedGradients()  # for the parameters of the owner's shard
 
     def values(self, bucket: Bucket) -> dict[str, Flat]:
-        """Return the replica by name: weights in the precision of the update, and state."""
+        """Return the replica's arrays for `bucket`: weights in the precision of the update, and state."""
         return self._values[bucket.index]
 
     def all_values(self) -> list[Flat]:
-        """Return the arrays of the whole replica."""
+        """Return all arrays of the replica."""
         return [array for values in self._values.values() for array in values.values()]
 
     def gradients(self, number: int) -> list[Flat]:
-        """Return the arrays in which the gradients of update `number` are stored until `catch_up`."""
+        """Return the arrays in which the gradients of update `number` are stored until `catch_up` applies them."""
         return list(self._gradients[self._generation(number)].values())
 
     @property
     def version(self) -> int:
-        """Return the update of the replica, between two updates."""
+        """Return the number of the update that the replica contains. Valid between two updates."""
         return min(self._versions.values(), default=0)
 
     def shard(self, bucket: Bucket) -> slice:
-        """Return the elements of `bucket` in this replica."""
+        """Return the range of elements of `bucket` that are in this replica."""
         return bucket.shard(self.owner)
 
     def room(self, bucket: Bucket, number: int) -> Flat | None:
-        """Return the memory on `replica_rank` for the own shard's gradient of update `number`, or None if the caller
-        must use `exchange`.
+        """Return the memory on `replica_rank` for the gradient of this rank's shard in update `number`; None if it is
+        not mapped, so that `exchange` must send the gradient.
 
         Write to it when all ranks have reduced the bucket, and before its weights are gathered.
         """
         return None if self._gradients_there is None else self._gradients_there[number % _GENERATIONS][bucket.index]
 
     def catch_up_until(self, is_complete: Callable[[int], bool], awaited: Bucket, number: int) -> None:
-        """Call `catch_up` for one bucket after another until the gradients of `awaited` are complete."""
+        """Apply stored gradients to the replica, bucket by bucket, until the gradients of `awaited` are complete.
+
+        `is_complete`: returns whether the gradients of the bucket with this index are complete. `number`: number of the
+        present update; the stored gradients are those of the update before.
+        """
         for bucket in self.buckets:
             if is_complete(awaited.index):
                 return
             self.catch_up(bucket, number)
 
     def catch_up(self, bucket: Bucket, number: int) -> None:
-        """Apply the gradient of the update before `number`, which all ranks are known to have done."""
+        """Apply the stored gradient of the update before `number` to the replica. All ranks have finished that
+        update."""
         replay = self._replays.get(bucket.index)
         if replay is None or replay.number >= number:
             return
@@ -169,10 +175,11 @@ class OptimizerShardMirror:
         self._versions[bucket.index] = replay.number
 
     def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
-        """Send the own shard's `reduced` gradient to `replica_rank`, and receive the owner's, for the next `catch_up`.
+        """Begin to send this rank's `reduced` gradient to `replica_rank`, and to receive the gradient of `owner` for
+        the next `catch_up`.
 
-        `reduced` must not change until the returned transfers have ended. Collective. Sends nothing if it was written
-        to `room`.
+        `reduced` must not change until the returned transfers have ended. Collective. If `reduced` was written to
+        `room`, nothing is sent. `replay`: factors with which the update changes the bucket.
         """
         self.catch_up(bucket, replay.number)
         self._replays[bucket.index] = replay
@@ -182,7 +189,7 @@ class OptimizerShardMirror:
         return [self._lane.send_receive(reduced.view(np.uint8), self.replica_rank, target.view(np.uint8), self.owner)]
 
     def settle(self, to: int) -> None:
-        """Set the replica to the shard after update `to`, the last one or the one before. Local."""
+        """Set the replica to its values after update `to`, the last update or the one before. Not collective."""
         for bucket in self.buckets:
             replay = self._replays.get(bucket.index)
             if replay is not None and replay.number == to:
@@ -190,21 +197,22 @@ class OptimizerShardMirror:
             self._replays.pop(bucket.index, None)
             if self._versions[bucket.index] != to:
                 raise RingtrainError(
-                    f"the replica of rank {self.owner}'s shard of bucket {bucket.index} is of update "
-                    f"{self._versions[bucket.index]}, not of {to}"
+                    f"the replica of rank {self.owner}'s shard of bucket {bucket.index} has the values of update "
+                    f"{self._versions[bucket.index]}; expected update {to}"
                 )
 
     def forget_after(self, update: int) -> None:
-        """Discard the gradients of later updates.
+        """Discard the stored gradients of all updates after `update`.
 
-        The replica can still become that after `update`, or the one before.
+        The replica can still be set to its values after `update`, or after the update before.
         """
         self._replays = {index: one for index, one in self._replays.items() if one.number <= update}
 
     def take_weights(self, arenas: ParameterArenas, masters: bool = True) -> None:
-        """Set the replica's weights from those that all ranks have.
+        """Copy the weights, which all ranks have, into the replica.
 
-        `masters`: also set half-precision weights' master copies where the rounded master differs.
+        `masters`: whether to set the master copy of a half-precision weight, too, if the rounded master differs from
+        the weight.
         """
         for bucket in self.buckets:
             weights = arenas.weights(bucket)[self.shard(bucket)]
@@ -214,7 +222,7 @@ class OptimizerShardMirror:
                 self._tools.kernels.follow(self.values(bucket)[MASTER], weights)
 
     def begin_at(self, updates: int) -> None:
-        """Record that the values were set to those after `updates`."""
+        """Record that the replica now has the values after update `updates`."""
         self._versions = dict.fromkeys(self._versions, updates)
         self._replays.clear()
 
@@ -236,7 +244,7 @@ class OptimizerShardMirror:
         return 0 if self._gradients_there is None else number % _GENERATIONS
 
     def _cut_up(self, memory: Flat, owner: int) -> list[dict[int, Flat]]:
-        """Return, by generation and bucket, the arrays in a rank's `memory` for the gradients of `owner`'s shard."""
+        """Divide `memory` of a rank into arrays for the gradients of `owner`'s shard, by generation and bucket."""
         generations: list[dict[int, Flat]] = []
         start = 0
         for _ in range(_GENERATIONS):
@@ -260,7 +268,7 @@ def _owned_length(bucket: Bucket, owner: int) -> int:
 
 
 def _bucket_room(bucket: Bucket) -> int:
-    """Return bytes for the largest shard, so that buckets are at equal offsets on all ranks."""
+    """Return the bytes to reserve for a bucket's largest shard, so that offsets are equal on all ranks."""
     longest = max(_owned_length(bucket, owner) for owner in range(len(bucket.bounds) - 1))
     return -(-longest * bucket.dtype.itemsize // _ALIGNED) * _ALIGNED
 
@@ -268,7 +276,7 @@ def _bucket_room(bucket: Bucket) -> int:
 def descend_weights(
     part: OwnedBucketPart, spans: Sequence[ParamLocation], rates: Mapping[str, float], kernels: OptimizerKernels
 ) -> None:
-    """Update each parameter that has its own rate, along the direction in its part of the gradient arrays."""
+    """Subtract rate * direction from the weights of each parameter in `rates`. `part.gradients`: directions."""
     for span in spans:
         if span.spec.name in rates:
             cut = slice(span.start, span.stop)

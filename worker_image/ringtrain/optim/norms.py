@@ -1,4 +1,4 @@
-"""Norms that are bitwise equal with and without shards, whatever the buckets.
+"""Gradient and weight norms that are bitwise equal with and without shards, for any size of buckets.
 
 The rank that owns a segment of a parameter (layout.SEGMENT) sums its squares in float64. The sums of all segments are
 gathered, and every rank adds them in the same order. No square is part of a sum whose grouping depends on its owner.
@@ -16,7 +16,7 @@ from ringtrain.optim.layout import SEGMENT, Bucket, Layout
 
 
 class GradientNorms:
-    """Sums of squares of the segments of this rank, and of all ranks."""
+    """Sums of squares of gradient segments: of this rank's segments, and gathered from all ranks."""
 
     def __init__(
         self,
@@ -25,7 +25,8 @@ class GradientNorms:
         arenas: ParameterArenas,
         kernels: OptimizerKernels,
     ) -> None:
-        """Allocate the buffer. `groups`: the group of the arenas, and the group for gathering. Collective."""
+        """Allocate the buffer. `groups`: the group that allocates the flat arrays, and the group for gathering.
+        Collective."""
         group, self._group = groups
         self._arenas = arenas
         self._kernels = kernels
@@ -34,13 +35,13 @@ class GradientNorms:
         self._room = group.allocate(max(sum(segments), 2 * max(segments, default=0)), np.float64)
 
     def of_owned(self, bucket: Bucket, values: Floats) -> Sums:
-        """Return the sums of this rank's segments of `bucket`, whose elements are `values`."""
+        """Return the sums of squares of this rank's segments of `bucket`, whose elements are `values`."""
         owned, segments = self._arenas.owned(bucket), self._arenas.owned_segments(bucket)
         edges = np.append(bucket.segments[segments], owned.stop) - owned.start
         return self._kernels.square_sums(values, edges)
 
     def gathered(self, own: Sequence[Sums], buckets: Sequence[Bucket]) -> list[Sums]:
-        """Return the sums of all segments of `buckets[i]`, of which `own[i]` are this rank's. One collective."""
+        """Return the sums of squares of all segments of `buckets`, from all ranks. `own`: sums of this rank."""
         size, rank = self._group.size, self._group.rank
         counts = [[bucket.segment_bounds[r + 1] - bucket.segment_bounds[r] for bucket in buckets] for r in range(size)]
         bounds = [0, *accumulate(sum(row) for row in counts)]
@@ -58,7 +59,7 @@ class GradientNorms:
 
 
 def squares_by_parameter(bucket: Bucket, sums: Sums) -> list[float]:
-    """Return the sum of squares of every parameter of `bucket`, from the sums of its segments.
+    """Return the sum of squares of each parameter of `bucket`. `sums`: sums of its segments.
 
     numpy adds them in an order that depends only on their number.
     """

@@ -1,4 +1,4 @@
-"""Common part of the optimizers of frameworks and devices whose updates a `HostOptimizer` makes."""
+"""Base class of the optimizers for frameworks and devices whose updates a `HostOptimizer` computes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from ringtrain.optim.host import HostOptimizer
 
 
 class HostOptimizerGroups:
-    """Groups for the collectives of a framework's optimizer: the group of this world and, during `prepare`, the group
-    of the next world.
+    """Process groups of a framework's optimizer: one for this world and, during `prepare`, one for the next world.
 
     Each has only the ranks of `process_set`, and its collectives wait for no other group.
     """
@@ -23,20 +22,19 @@ class HostOptimizerGroups:
         self._opened: list[ProcessGroup] = []
 
     def first(self, elastic: bool) -> CollectiveGroup:
-        """Open the first group of the optimizer, or a placeholder if this rank joins others and receives their state
-        later.
+        """Open the first group of the optimizer; return a placeholder if this rank joins a running training.
 
-        Raises ConfigurationError if the optimizer would need that state and is not `elastic`. Collective.
+        Raises ConfigurationError if this rank would need the state of others and `elastic` is False. Collective.
         """
         return first_optimizer_group(elastic, self.open)
 
     def open(self) -> ProcessGroup:
-        """Open a group in this process's current world. Collective."""
+        """Open and return a process group in the current world. Collective."""
         self._opened.append(open_group(self.process_set))
         return self._opened[-1]
 
     def adopt(self) -> None:
-        """Drop all groups but the last opened one. Local."""
+        """Discard all groups except the last opened one. Not collective."""
         self._opened = self._opened[-1:]
 
     def close(self) -> None:
@@ -46,7 +44,7 @@ class HostOptimizerGroups:
 
 
 class OnHostOptimizer:
-    """Base of a framework's optimizer whose updates `_host` makes, for `ringtrain.elastic.State`.
+    """Base class of framework optimizers that update with `_host`; has the methods for `ringtrain.elastic.State`.
 
     A derived class sets `_host` and `_groups`, and extends the methods for its own part.
     """
@@ -70,34 +68,34 @@ class OnHostOptimizer:
         return self._host.state_bytes
 
     def wait_for(self) -> None:
-        """Wait until the host has all weights of the last step. Raises the error of a failed step."""
+        """Wait until all weights of the last step are in host memory. Raises the error of a failed step."""
         self._host.wait_for()
 
     def commit(self) -> None:
-        """Make the current rule the one that `rollback` restores."""
+        """Record the current rule as the one that `rollback` restores."""
         self._host.commit()
 
     def rollback(self, to: int | None = None) -> int:
-        """Undo the step in progress, and restore the last update, or the one before, as `HostOptimizer.rollback` does.
+        """Undo the step in progress, and return to the last update or the one before, as `HostOptimizer.rollback` does.
 
         Local.
         """
         return self._host.rollback(to)
 
     def reform(self, former: Sequence[int | None]) -> None:
-        """Continue in this process's current world: `prepare`, then `adopt`. Collective."""
+        """Continue in this process's new world: `prepare`, then `adopt`. Collective."""
         self.prepare(current().group(), former)
         self.adopt()
 
     def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Reshard weights and state for the current world, as `HostOptimizer.prepare` does.
+        """Reshard weights and state for the new world, as `HostOptimizer.prepare` does.
 
         Collective in the process set, of whose ranks it opens a separate group; `group` is ignored.
         """
         self._host.prepare(self._groups.open(), former)
 
     def adopt(self) -> None:
-        """Switch to the state that `prepare` received. Local; not during a step."""
+        """Switch to the state that `prepare` received. Not collective; not during a step."""
         self._host.adopt()
         self._groups.adopt()
 
@@ -109,5 +107,5 @@ class OnHostOptimizer:
         self._host.hand_over(leaving)
 
     def discard(self) -> None:
-        """Discard the state that `prepare` received. Local."""
+        """Discard the state that `prepare` received. Not collective."""
         self._host.discard()

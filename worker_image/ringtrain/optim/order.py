@@ -1,4 +1,4 @@
-"""Order in which buckets are reduced.
+"""Order in which the buckets of an update are reduced.
 
 During the backward pass it is the order of completion. Among buckets that wait, the one that the next forward pass
 needs first goes first: the weights of the others arrive while it computes (Peng et al. 2019, ByteScheduler; here with
@@ -25,7 +25,7 @@ Seconds = NDArray[np.float64]
 
 
 class BucketOrder:
-    """Order of buckets for the next update, the same on all ranks.
+    """Order of the buckets in the next update, the same on all ranks.
 
     `overlaps`: whether this rank's next forward pass begins before all weights have arrived.
     """
@@ -48,7 +48,7 @@ class BucketOrder:
         self._first_s = None
 
     def reduced(self, bucket: Bucket, complete_s: float) -> None:
-        """Record that `bucket`, the next in order, is reduced. `complete_s`: time when its gradients were complete."""
+        """Record that the next bucket in the order was reduced. `complete_s`: time when its gradients were complete."""
         now = self._clock()
         if self._first_s is None:
             # The first bucket is reduced on all ranks at about the same time: the only common reference of their
@@ -63,7 +63,7 @@ class BucketOrder:
         self._before_s = now
 
     def end(self, number: int) -> None:
-        """End update `number`, and compute a new order after some updates.
+        """End update `number`. After some updates, compute a new order from measured times.
 
         Collective; raises the errors of an allreduce.
         """
@@ -86,10 +86,11 @@ class BucketOrder:
 
 
 def front_first(ready: Seconds, took: Seconds, fixed: int) -> Sequence[int]:
-    """Return the order of the buckets by index: the first `fixed` unchanged, then always the last of those that are
-    ready.
+    """Return an order of bucket indices: first `fixed` buckets, then always the highest index among completed buckets,
+    because the front layers are in the last buckets.
 
-    `ready`, `took`: seconds of each bucket, relative to the reduction of the first.
+    `ready`: seconds from the reduction of the first bucket until each bucket is complete. `took`: seconds that the
+    reduction of each bucket takes.
     """
     order = list(range(min(fixed, len(ready))))
     left = set(range(len(ready))) - set(order)

@@ -1,4 +1,4 @@
-"""One update, from complete buckets to new weights, while the backward pass still runs.
+"""One update, from complete buckets of gradients to new weights. It runs while the backward pass still computes.
 
 Every rank issues the same collectives in the same order, whatever its timing:
 
@@ -14,155 +14,31 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from ringtrain import timeline
-from ringtrain._core.process_groups.group import CollectiveGroup, Flat, PendingCollective
+from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import Average, Sum
 from ringtrain.errors import ConfigurationError
-from ringtrain.optim.arenas import ParameterArenas
-from ringtrain.optim.arguments import OptimizerSettings
 from ringtrain.optim.inbox import GradientInbox
-from ringtrain.optim.kernels import OptimizerKernels, OwnedBucketPart, Sums
-from ringtrain.optim.layout import Bucket, Layout, ParamLocation
-from ringtrain.optim.mirror import KeptShard, OptimizerShardMirror, UpdateReplay, descend_weights
-from ringtrain.optim.norms import GradientNorms, squares_by_parameter
-from ringtrain.optim.order import BucketOrder
+from ringtrain.optim.kernels import OwnedBucketPart, Sums
+from ringtrain.optim.layout import Bucket, ParamLocation
+from ringtrain.optim.mirror import UpdateReplay, descend_weights
+from ringtrain.optim.norms import squares_by_parameter
 from ringtrain.optim.rules import LayerUpdateRule
-from ringtrain.optim.spans import MissedGradients, StepRules
-from ringtrain.optim.undo import OptimizerUndo
+from ringtrain.optim.spans import StepRules
+from ringtrain.optim.update_context import UpdateContext
 from ringtrain.optim.update_words import GRADIENTS_READ
-from ringtrain.optim.wire import LOST_CHANGE, OptimizerWire
 from ringtrain.step_time import HIDDEN_UPDATE, REDUCTION
 
 
-class DeviceReducer(Protocol):
-    """Reducer that has the gradients of shared buckets on this rank's device, and sends new weights there.
-
-    All ranks have one, or none.
-    """
-
-    def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
-        """Attach the optimizer with this layout and these arenas. Called once, before all other methods."""
-
-    def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
-        """Write the sum over ranks to the own shard of the gradient arena; for a half type the mean over ranks and
-        micro-steps.
-
-        Each element is a fold in an order that depends only on the ranks' places.
-        """
-
-    def all_gather(self, bucket: Bucket) -> PendingCollective:
-        """Send each rank's shard of the weight arena to all devices. Host arenas need not receive them."""
-
-
-@dataclass(frozen=True)
-class ShardUpdate:
-    """Parts of the update of this rank's own shard.
-
-    `state_names`: names of the rules' state arrays for each element. `spans`: spans of this rank's elements of each
-    bucket. `missed`: counts of updates without a gradient of its parameters. `undo`: log that copies values before they
-    change.
-    """
-
-    kernels: OptimizerKernels
-    state_names: tuple[str, ...]
-    spans: tuple[tuple[ParamLocation, ...], ...]
-    missed: MissedGradients
-    norms: GradientNorms
-    undo: OptimizerUndo | None = None
-
-
-@dataclass(frozen=True)
-class BucketTransfers:
-    """Transfers of buckets.
-
-    `order`: order of buckets in an update. `wire`: compressor of some buckets. `lane`: group for gathering in parallel
-    to the group's reductions. `devices`: buffers that have the gradients instead of the arena.
-    """
-
-    order: BucketOrder
-    wire: OptimizerWire | None = None
-    lane: CollectiveGroup | None = None
-    devices: DeviceReducer | None = None
-
-
-@dataclass(frozen=True)
-class ShardCopies:
-    """Shards of other ranks that are copied here.
-
-    `mirrors`: this rank's replicas of other ranks' shards, one for each replica of a shard. `kept`: shards of leaving
-    ranks, by rank.
-    """
-
-    mirrors: tuple[OptimizerShardMirror, ...] = ()
-    kept: dict[int, KeptShard] = field(default_factory=dict)
-
-    def kept_after(self, updates: int) -> list[int]:
-        """Return the ranks whose shards in `kept` are from after `updates`."""
-        return sorted(rank for rank, kept in self.kept.items() if kept.updates == updates)
-
-    def of(self, bucket: Bucket) -> list[tuple[int, dict[str, Flat]]]:
-        """Return the owners and arrays of the shards of `bucket` that are copied here."""
-        kept = [(rank, one.values[bucket.index]) for rank, one in self.kept.items() if bucket.index in one.values]
-        return [*((mirror.owner, mirror.values(bucket)) for mirror in self.mirrors), *kept]
-
-    def catch_up_until_complete(self, inbox: GradientInbox, awaited: Bucket, number: int) -> None:
-        """Update the replicas to `number` until the gradients of `awaited` are complete."""
-        for mirror in self.mirrors:
-            mirror.catch_up_until(inbox.is_complete, awaited, number)
-
-    def exchange(self, bucket: Bucket, reduced: Flat, replay: UpdateReplay) -> list[PendingCollective]:
-        """Send the own shard's `reduced` gradient to its replicas. As `OptimizerShardMirror.exchange`."""
-        return [sent for mirror in self.mirrors for sent in mirror.exchange(bucket, reduced, replay)]
-
-
-@dataclass(frozen=True)
-class UpdateContext:
-    """Values that are the same in every update. `sharded`: whether each rank updates only its own shard."""
-
-    group: CollectiveGroup
-    layout: Layout
-    arenas: ParameterArenas
-    settings: OptimizerSettings
-    sharded: bool
-    shard: ShardUpdate
-    transfers: BucketTransfers
-    copies: ShardCopies
-
-    def stays_here(self, bucket: Bucket) -> bool:
-        """Return whether `bucket` is not shared with another rank."""
-        return bucket.local or bucket.size == 0 or self.group.size == 1
-
-    def wire_of(self, bucket: Bucket) -> OptimizerWire | None:
-        """Return the compressing wire of `bucket`; None if it is sent uncompressed, or not at all."""
-        wire = self.transfers.wire
-        return wire if wire is not None and wire.carries(bucket) and not self.stays_here(bucket) else None
-
-    def slots(self, bucket: Bucket) -> dict[str, Flat]:
-        """Return the arrays of `bucket` that only this rank has: state of its elements, and their error feedback."""
-        state, wire = dict(self.arenas.state[bucket.index]), self.transfers.wire
-        if wire is not None and wire.carries(bucket):
-            state[LOST_CHANGE] = wire.lost_change(bucket)
-        return state
-
-    def mean_scale(self, bucket: Bucket, micro_steps: int) -> float:
-        """Return the factor that converts the sum over ranks and all micro-steps to the mean."""
-        if bucket.half:
-            return 1.0  # averaged by the inbox and by the ring
-        is_mean = bucket.local or self.wire_of(bucket) is not None
-        return 1.0 / (micro_steps * (1 if is_mean else self.group.size))
-
-
 class UpdateAbandoned(Exception):
-    """The update was cancelled before all gradients were submitted."""
+    """Error in the thread of an update that was cancelled before all gradients were submitted."""
 
 
 class WeightArrivals:
-    """Events that signal new weights, by bucket."""
+    """Events, one for each bucket, which signal that the bucket's new weights have arrived."""
 
     def __init__(self, buckets: Sequence[Bucket]) -> None:
         self._new = [threading.Event() for _ in buckets]
@@ -171,20 +47,20 @@ class WeightArrivals:
         self._new[bucket.index].set()
 
     def wait(self, bucket: Bucket) -> None:
-        """Wait until the weights of `bucket` are new, or the update has failed."""
+        """Wait until the new weights of `bucket` have arrived, or the update has failed."""
         new = self._new[bucket.index]
         if not new.is_set():
             with REDUCTION:
                 new.wait()
 
     def release(self) -> None:
-        """Release all waiting threads, because the update has ended or failed."""
+        """Release all waiting threads because the update has ended or failed."""
         for new in self._new:
             new.set()
 
 
 class OptimizerStepHold:
-    """Commands from the training thread to the thread of an update that waits for `step()`."""
+    """Commands that the training thread sends to the thread of an update, which waits for `step()`."""
 
     def __init__(self) -> None:
         self._orders: queue.SimpleQueue[StepRules | Callable[[], None] | None] = queue.SimpleQueue()
@@ -196,7 +72,7 @@ class OptimizerStepHold:
         self._orders.put(rules)
 
     def call(self, function: Callable[[], None]) -> threading.Event:
-        """Call `function` in the update's thread.
+        """Run `function` in the thread of the waiting update.
 
         Return an event that is set when it has returned or the update has ended.
         """
@@ -213,17 +89,18 @@ class OptimizerStepHold:
         return done
 
     def end(self) -> None:
-        """Release the threads that wait for a call, because the update has ended."""
+        """Release the threads that wait for a call to return, because the update has ended."""
         self._has_ended = True
         for done in self._calls:
             done.set()
 
     def give_up(self) -> None:
-        """Cancel the update without a change of weights."""
+        """Cancel the update before it changes weights."""
         self._orders.put(None)
 
     def wait(self) -> StepRules:
-        """Run the commands until the rules for the update arrive, and return these. Raises `UpdateAbandoned`."""
+        """Run commands from the training thread until rules arrive; return these. Raises UpdateAbandoned after
+        `give_up`."""
         while not isinstance(order := self._orders.get(), StepRules):
             if order is None:
                 raise UpdateAbandoned
@@ -232,7 +109,7 @@ class OptimizerStepHold:
 
 
 class OptimizerUpdate:
-    """One update.
+    """Update that reduces each bucket, updates this rank's shard of its weights, and gathers the other shards.
 
     With `rules` it runs while gradients are submitted. With a `hold`, gradients are reduced while they are submitted,
     and the update of weights waits for the hold's commands. `norm`: the global gradient norm, with clipping.
@@ -255,7 +132,7 @@ class OptimizerUpdate:
         self.norm: float | None = None
 
     def run(self) -> None:
-        """Run the update until every weight is new on this rank.
+        """Run the update until this rank has all new weights.
 
         Raises errors of collectives, and `UpdateAbandoned`.
         """
@@ -290,7 +167,7 @@ class OptimizerUpdate:
             self.arrivals.arrived(bucket)
 
     def wait_for_step(self) -> None:
-        """Reduce all gradients, and wait for the rules of the update; returns at once without a hold."""
+        """Reduce all gradients, then wait for `step()`. Does nothing without a `hold`."""
         if self.hold is None:
             return
         for place, bucket in enumerate(self._order):
@@ -300,7 +177,7 @@ class OptimizerUpdate:
         self._rules = self.hold.wait()
 
     def gather_gradients(self) -> None:
-        """Write the mean gradients to all ranks' gradient arenas. Runs in the thread of the waiting update."""
+        """Write the mean gradients into the gradient arrays of all ranks. Runs in the thread of the waiting update."""
         if self.is_mean:
             return
         if self._m.group.size > 1:  # raises an error on ranks that do something else
@@ -320,7 +197,11 @@ class OptimizerUpdate:
         return 1.0 if self.is_mean else self._m.mean_scale(bucket, self._inbox.micro_steps)
 
     def _change(self, bucket: Bucket, clip: float) -> tuple[Flat | None, UpdateReplay]:
-        """Update the own shard of `bucket`. Return what its replicas need: the reduced gradient and the factors."""
+        """Update this rank's shard of `bucket`. Return the reduced gradient and the factors, which the shard's replicas
+        need.
+
+        `clip`: factor on the gradient from clipping.
+        """
         began_ns = time.perf_counter_ns()
         with HIDDEN_UPDATE:
             if self._m.shard.undo is not None:
@@ -340,7 +221,8 @@ class OptimizerUpdate:
         return reduced, UpdateReplay(self._rules, scale, layer_rates)
 
     def _kept_for_mirror(self, bucket: Bucket) -> Flat | None:
-        """Return a copy of the own shard's reduced gradient, because the rule consumes it; None without replicas."""
+        """Return a copy of the reduced gradient for replicas, because the rule overwrites it; None if the shard has no
+        replicas."""
         if not self._m.copies.mirrors or self._m.stays_here(bucket):
             return None
         own = self._m.arenas.gradients(bucket)[self._m.arenas.owned(bucket)]
@@ -351,7 +233,7 @@ class OptimizerUpdate:
         return kept
 
     def _reduce_through(self, place: int) -> None:
-        """Wait for the gradients of all buckets up to `place` in order, and begin their reductions."""
+        """Wait for the gradients of the buckets up to `place` in the order, and begin their reductions."""
         while len(self._reductions) <= min(place, len(self._order) - 1):
             bucket = self._order[len(self._reductions)]
             if not self._inbox.wait_complete(bucket.index):
@@ -359,9 +241,8 @@ class OptimizerUpdate:
             self._reductions[bucket.index] = self._reduce(bucket)
 
     def _reduce_next_if_complete(self, place: int) -> None:
-        """Begin the next reduction if its gradients are complete, so that the network is busy during the update at
-        `place`.
-        """
+        """Begin the reduction of the bucket after `place` if its gradients are complete, so that the network stays
+        busy."""
         if place + 1 < len(self._order) and self._inbox.is_complete(self._order[place + 1].index):
             self._reduce_through(place + 1)
 
@@ -426,7 +307,7 @@ class OptimizerUpdate:
     def _descend_by_layer(
         self, bucket: Bucket, part: OwnedBucketPart, present: Sequence[ParamLocation]
     ) -> dict[str, float]:
-        """Update weights by a `LayerUpdateRule`, which computes a rate for each parameter. Return the rates by name."""
+        """Update weights by a `LayerUpdateRule`, which computes a rate for each parameter. Return rates by name."""
         own = [self._m.shard.norms.of_owned(bucket, values) for values in (part.weights, part.gradients)]
         weight_sums, direction_sums = self._exchanged(own, [bucket, bucket])
         weight_squares = squares_by_parameter(bucket, weight_sums)

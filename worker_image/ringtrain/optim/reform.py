@@ -1,4 +1,4 @@
-"""Transfer of weights and state from the former world's cut to the new one.
+"""Transfer of weights and state to the ranks of the new world, after ranks were lost or added.
 
 Every rank computes senders and receivers from both cuts and the list of survivors, with the same result. A bucket is
 one exchange; elements that a rank already has are not sent.
@@ -15,14 +15,14 @@ from ringtrain.errors import ConfigurationError, MismatchError, StateLost
 from ringtrain.optim.cut import OptimizedModel, OptimizerCut, UnjoinedOptimizerGroup, make_cut
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import OptimizerShardMirror
-from ringtrain.optim.pipeline import UpdateContext
 from ringtrain.optim.slots import MASTER, WEIGHTS
 from ringtrain.optim.state import merged_missed_steps
+from ringtrain.optim.update_context import UpdateContext
 
 
 @dataclass(frozen=True)
 class OwnOptimizerShard:
-    """State of one rank: its cut, the number of updates, and the buckets whose weights are only partly updated."""
+    """Weights and state of one rank before a reshard. `torn`: buckets that an unfinished update partly changed."""
 
     cut: OptimizerCut
     updates: int
@@ -30,13 +30,13 @@ class OwnOptimizerShard:
 
     @property
     def joined(self) -> bool:
-        """Return whether the rank has been in a world."""
+        """Return whether this rank has been in a world before."""
         return not isinstance(self.cut.context.group, UnjoinedOptimizerGroup)
 
 
 @dataclass(frozen=True)
 class OptimizerShardMembers:
-    """Origin of the members of the new world.
+    """Ranks of the new world, each with its rank in the former world and with the shards that it has.
 
     `former`: the rank that each process had in the former world, or None for a new process. `size`: size of the former
     world. `replica_ranks[k][owner]`: the former rank that stored replica `k` of the shard of `owner`. `kept_shards`:
@@ -58,17 +58,17 @@ class OptimizerShardMembers:
 
     @property
     def lost(self) -> list[int]:
-        """Return the former ranks that are no longer members."""
+        """Return the ranks of the former world that are not in the new one."""
         return [rank for rank in range(self.size) if rank not in self.former]
 
     def lacks(self, rank: int, bucket: Bucket) -> bool:
-        """Return whether `rank` needs all weights of `bucket`."""
+        """Return whether `rank` needs all weights of `bucket`: it is new, or its weights are partly updated."""
         return self.former[rank] is None or bucket.index in self.torn[rank]
 
 
 @dataclass(frozen=True)
 class HeldShardElements:
-    """Elements `start:stop` of a bucket that rank `rank` of the new world has."""
+    """Range `start:stop` of a bucket's elements that rank `rank` of the new world has."""
 
     rank: int
     start: int
@@ -77,7 +77,7 @@ class HeldShardElements:
 
 @dataclass(frozen=True)
 class ShardMove:
-    """Transfer of elements `start:stop` of a bucket from rank `giver`, which may be the receiver itself."""
+    """Transfer of the elements `start:stop` of a bucket from rank `giver`, which may be the receiver itself."""
 
     giver: int
     start: int
@@ -85,8 +85,11 @@ class ShardMove:
 
 
 def route_shards(held: Sequence[HeldShardElements], taker: int, start: int, stop: int) -> list[ShardMove]:
-    """Return the moves that bring elements `start:stop` to `taker`. The source is `taker` if it has them,
-    otherwise the first rank in `held`."""
+    """Return the transfers that bring the elements `start:stop` to rank `taker`.
+
+    `held`: ranges of elements, with the rank that has them. An element comes from `taker` itself if it has the element,
+    otherwise from the first entry in `held` that contains it.
+    """
     edges = {start, stop, *(edge for h in held for edge in (h.start, h.stop) if start < edge < stop)}
     moves = []
     for begin, end in pairwise(sorted(edges)):
@@ -98,7 +101,7 @@ def route_shards(held: Sequence[HeldShardElements], taker: int, start: int, stop
 def move_into_optimizer_cut(
     model: OptimizedModel, group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OwnOptimizerShard:
-    """Reshard weights and state of the former world for `group`. Return this rank's part. Collective.
+    """Reshard weights and state for the ranks of `group`; return this rank's new part. Collective.
 
     `own.cut` does not change. Raises StateLost on every rank if no rank has a part of the state, MismatchError if ranks
     are at different updates or have other models.
@@ -127,7 +130,8 @@ def move_into_optimizer_cut(
 def _exchange_members(
     group: CollectiveGroup, former: Sequence[int | None], own: OwnOptimizerShard
 ) -> OptimizerShardMembers:
-    """Exchange which optimizer shard and replicas each rank has. Check that the answers of all ranks are consistent."""
+    """Return which shards and replicas each rank has, after an exchange between all ranks. Raises an error unless all
+    reports are consistent."""
     context = own.cut.context
     brought = {
         "updates": own.updates, "size": context.group.size, "rank": context.group.rank, "joined": own.joined,
@@ -137,13 +141,13 @@ def _exchange_members(
     }  # fmt: skip
     reported = group.allgather_object(brought, "reform")
     if len(former) != group.size:
-        raise ConfigurationError(f"former is {list(former)}; expected one entry for each of {group.size} ranks")
+        raise ConfigurationError(f"reform: former is {list(former)}; expected one entry for each of {group.size} ranks")
     if all(rank is None for rank in former) and not any(other["joined"] for other in reported):
         former = [0, *former[1:]]  # nobody was in a world: rank 0's state is used, as in the first world
     survivors = [rank for rank, before in enumerate(former) if before is not None]
     if not survivors:
         raise ConfigurationError(
-            f"former is {list(former)}: no rank has state; expected at least one that trained before"
+            f"reform: former is {list(former)}; expected the earlier number of at least one rank, which sends its state"
         )
     first = survivors[0]
     for rank in survivors:
@@ -159,7 +163,7 @@ def _exchange_members(
 def _missed_of_members(
     group: CollectiveGroup, members: OptimizerShardMembers, own: OwnOptimizerShard
 ) -> dict[str, int]:
-    """Return by parameter the number of updates without its gradient, from the owners of its elements and replicas."""
+    """Return, for each parameter, the number of updates without a gradient, as its ranks have counted."""
     context = own.cut.context
     known = [context.shard.missed.counts, *(mirror.missed.counts for mirror in context.copies.mirrors)]
     known += [context.copies.kept[rank].missed for rank in context.copies.kept_after(own.updates)]
@@ -173,11 +177,13 @@ def _compare_optimizers(
     for what in ("former", "size", "replica_ranks", "updates"):
         if there[what] != expected[what]:
             raise MismatchError(
-                f"reform: {what} is {expected[what]} on rank {first} and {there[what]} on rank {rank}; every "
-                "survivor must have been in the same world, and rollback() to the same update before"
+                f"reform: {what} is {expected[what]} on rank {first} and {there[what]} on rank {rank}; all "
+                "ranks must come from the same world, and have called rollback() to the same update"
             )
     if there["rank"] != former[rank]:
-        raise MismatchError(f"reform: former[{rank}] is {former[rank]}, but that rank was {there['rank']} in its world")
+        raise MismatchError(
+            f"reform: former[{rank}] is {former[rank]}, but that rank had number {there['rank']} in its former world"
+        )
 
 
 def _check_no_shard_lost(model: OptimizedModel, members: OptimizerShardMembers) -> None:
@@ -187,7 +193,7 @@ def _check_no_shard_lost(model: OptimizedModel, members: OptimizerShardMembers) 
         raise StateLost(
             tuple(members.lost),
             f"ranks {members.lost} of the former world are lost with their own values of "
-            f'"{names[0]}", which is local: load a checkpoint',
+            f'"{names[0]}", which is local (never synchronised); load a checkpoint',
         )
     kept = {rank for ranks in members.kept_shards for rank in ranks}
     orphans = [
@@ -198,14 +204,14 @@ def _check_no_shard_lost(model: OptimizedModel, members: OptimizerShardMembers) 
     if orphans and model.sharded:
         raise StateLost(
             tuple(orphans),
-            f"ranks {members.lost} of the former world are lost: no other rank had a replica of the state of "
+            f"ranks {members.lost} of the former world are lost, and no other rank has a replica of the shards of "
             f"{orphans}; load a checkpoint",
         )
 
 
 @dataclass(frozen=True)
 class _OptimizerStateTransfer:
-    """Transfer of one bucket."""
+    """Transfer of one bucket's weights and state to the ranks of the new world."""
 
     model: OptimizedModel
     members: OptimizerShardMembers
@@ -214,13 +220,13 @@ class _OptimizerStateTransfer:
     bucket: Bucket
 
     def stay(self) -> None:
-        """Copy a local bucket, which is each rank's own."""
+        """Copy the values of a bucket that is never synchronised from the old arrays to the new ones."""
         self._copy_weights()
         for slot, values in self.new.context.slots(self.bucket).items():
             values[:] = self.old.context.slots(self.bucket)[slot]
 
     def run(self) -> None:
-        """Exchange the elements that ranks need; weights are complete on all of them afterwards."""
+        """Exchange the elements that ranks lack. Afterwards all ranks have all weights, and their part of the state."""
         group = self.new.context.group
         held = self._held()
         moves_by_rank = [self._moves_to(rank, held) for rank in range(group.size)]
@@ -235,7 +241,7 @@ class _OptimizerStateTransfer:
         self._carry_feedback()
 
     def _held(self) -> list[HeldShardElements]:
-        """Return the elements that ranks have: owners first, then replicas, then shards received from leaving ranks."""
+        """Return the elements that each rank has: first of owners, then of replicas, then of leaving ranks' shards."""
         members, size = self.members, self.bucket.size
         if members.size == 1 or not self.model.sharded:
             return [HeldShardElements(rank, 0, size) for rank in members.survivors]
@@ -250,7 +256,8 @@ class _OptimizerStateTransfer:
         ]
 
     def _moves_to(self, rank: int, held: Sequence[HeldShardElements]) -> list[tuple[str, ShardMove]]:
-        """Return the slots and elements that `rank` needs, in the order in which they are sent."""
+        """Return the transfers that `rank` needs, in the order in which they are sent, each with the name of its state
+        array."""
         slots = self.new.context.slots(self.bucket)
         wanted = [] if not self.members.updates else self._state_of(rank)
         moves = [
@@ -261,7 +268,7 @@ class _OptimizerStateTransfer:
         return moves
 
     def _state_of(self, rank: int) -> list[tuple[int, int]]:
-        """Return the ranges of elements whose state `rank` stores in the new world."""
+        """Return the ranges of elements whose state `rank` stores in the new world, in its shard and its replicas."""
         if not self.model.sharded:
             return [(0, self.bucket.size)]
         owners = [mirror.replica_ranks.index(rank) for mirror in self.new.context.copies.mirrors]
@@ -297,7 +304,7 @@ class _OptimizerStateTransfer:
         return self._part(self.new.context, self.bucket, slot, move)
 
     def _part(self, context: UpdateContext, bucket: Bucket, slot: str, move: ShardMove) -> Flat:
-        """Return the moved elements of `slot` that a rank has, as their owner or as a replica."""
+        """Return the elements of `move` in the state array `slot`, from this rank's shard or a copy of another."""
         values, start = context.slots(bucket), context.arenas.owned(bucket).start
         for owner, copied in context.copies.of(bucket):
             shard = bucket.shard(owner)
@@ -315,7 +322,7 @@ class _OptimizerStateTransfer:
         self.new.context.arenas.weights(self.bucket)[:] = self.old.context.arenas.weights(self._old_bucket)
 
     def _carry_feedback(self) -> None:
-        """Copy this rank's error feedback, scaled so that the mean over ranks is that of the survivors."""
+        """Copy this rank's compression errors, scaled to keep their mean over ranks if the number of ranks changes."""
         old, new = (cut.context for cut in (self.old, self.new))
         if new.transfers.wire is None or old.transfers.wire is None or not new.transfers.wire.carries(self.bucket):
             return
@@ -327,5 +334,5 @@ class _OptimizerStateTransfer:
 
     @property
     def _old_bucket(self) -> Bucket:
-        """Return the bucket with the same elements in the former world's cut."""
+        """Return the bucket of the old layout with the same elements."""
         return self.old.context.layout.buckets[self.bucket.index]

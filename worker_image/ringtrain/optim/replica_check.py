@@ -1,4 +1,4 @@
-"""Detection of ranks with other weights than the others, or with another learning rate or data set.
+"""Detection of ranks whose weights, learning rates or data sets differ from those of the other ranks.
 
 Ranks update alike, and no other code compares the results: if one rank has loaded another state or set another rate, or
 if a bit has flipped, the model silently differs. So each update records digests of a hundredth of the weights, another
@@ -20,7 +20,7 @@ from ringtrain._core.process_groups.group import Flat
 from ringtrain.errors import MismatchError, StateCorrupt
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.memory_check import EVERY, PARTS, cut_update_in_parts, digest_of
-from ringtrain.optim.pipeline import UpdateContext
+from ringtrain.optim.update_context import UpdateContext
 
 # Updates after which ranks compare in addition to each `EVERY`: they find differences from the beginning.
 FIRST: Final = (1, 2)
@@ -31,10 +31,10 @@ _SMALL: Final = 64 << 10
 
 
 class WeightReplicaCheck:
-    """Weight checks of one rank. Every rank makes them at the same updates.
+    """Comparison of one rank's weights with the weights of other ranks. All ranks compare after the same updates.
 
-    `weights`: False: compare only rates. If every rank applies a library's rule to all weights, such as torch's,
-    processors of different types may legitimately differ in the last bit.
+    `weights`: whether to compare weights, in addition to rates. It is False if every rank applies a library's rule,
+    such as torch's, to all weights, because processors of different types may then correctly differ in the last bit.
     """
 
     def __init__(self, context: UpdateContext, weights: bool = True) -> None:
@@ -47,28 +47,28 @@ class WeightReplicaCheck:
         self.begin()
 
     def begin(self) -> None:
-        """Discard all digests, after weights were set from outside to the same values on all ranks."""
+        """Discard all digests, because the weights were set to new values that are equal on all ranks."""
         self._begun = self.digest()
         self._digests: dict[int, int] = {}
         self._starts: dict[int, int] = {}
         self._rates: dict[int, list[float]] = {}
 
     def uses(self, number: int, rates: Sequence[float]) -> None:
-        """Record the rates of update `number`, one for each group of parameters."""
+        """Record the learning rates of update `number`, one for each parameter group."""
         self._rates[number] = list(rates)
 
     def starts(self, number: int) -> None:
-        """Record a digest right before update `number` changes the first weight."""
+        """Record a digest of the weights right before update `number` changes the first weight."""
         samples = sum(sample.digest(number) for sample in self._samples)
         part = self.digest() if self._is_small else digest_of(self._parts[number % PARTS])
         self._starts[number] = (part + samples) % 2**64
 
     def after(self, number: int) -> None:
-        """Record a digest after update `number`, when all ranks have the same weights."""
+        """Record a digest of the weights after update `number`, when they should be equal on all ranks."""
         self._digests[number] = digest_of(self._parts[number % PARTS])
 
     def before(self, number: int) -> None:
-        """Compare before update `number`. Collective after each `EVERY` updates, and after the `FIRST`.
+        """Compare digests and rates of all ranks. Collective after each `EVERY` updates, and after those in `FIRST`.
 
         Raises MismatchError or StateCorrupt, on every rank.
         """
@@ -102,7 +102,7 @@ class WeightReplicaCheck:
 
 
 class _WeightSample:
-    """Sample of some elements of each parameter of a bucket, other ones each time."""
+    """Digest of a few elements of each parameter of a bucket, chosen anew for each update."""
 
     def __init__(self, bucket: Bucket, weights: Flat) -> None:
         self._words = weights.view(f"u{weights.itemsize}")
@@ -112,13 +112,16 @@ class _WeightSample:
         self._places = np.arange(_SAMPLED) * self._sizes // _SAMPLED
 
     def digest(self, number: int) -> int:
-        """Return the sum of the bits of the sample for update `number`."""
+        """Return the sum of the bits of the elements that are sampled for update `number`."""
         chosen = self._first + (self._places + number * 7919) % self._sizes
         return int(self._words[chosen].sum(dtype=np.uint64))
 
 
 def compare_weights(reported: Sequence[dict[int, int]], when: str = "after") -> None:
-    """Compare digests by update, one mapping per rank. Raises StateCorrupt, on every rank alike."""
+    """Compare digests: `reported[rank]` maps update to digest. Raises StateCorrupt on every rank if they differ.
+
+    `when`: "before" or "after" the update, for the message.
+    """
     for number in sorted(set.intersection(*(set(one) for one in reported))):
         if odd := odd_ranks([one[number] for one in reported]):
             time = f"{when} update {number}" if number >= 0 else "when they were last set or loaded"
@@ -126,7 +129,8 @@ def compare_weights(reported: Sequence[dict[int, int]], when: str = "after") -> 
 
 
 def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
-    """Return the positions that differ from the majority; all if at most half are equal; none if all are equal."""
+    """Return the indices of `digests` that differ from the majority: all indices if there is no majority, none if all
+    are equal."""
     usual, count = Counter(digests).most_common(1)[0]
     if count == len(digests):
         return ()
@@ -134,10 +138,10 @@ def odd_ranks(digests: Sequence[int]) -> tuple[int, ...]:
 
 
 def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begins: bool = False) -> StateCorrupt:
-    """Build the error for ranks with other weights, of `size` ranks.
+    """Build the error for ranks `odd`, of `size` ranks, whose weights differ from those of the others.
 
-    `updates`: number of updates within which all parts are compared. `begins`: whether only the first updates have been
-    made.
+    `when`: time of the comparison, at the beginning of the message. `updates`: number of updates within which all parts
+    are compared. `begins`: whether only the first updates have been made.
     """
     differ = f"{when} the weights on ranks {list(odd)} differed from those of the others"
     if len(odd) == size:
@@ -159,9 +163,9 @@ def other_weights(odd: tuple[int, ...], size: int, when: str, updates: int, begi
 def other_learning_rates(
     number: int, ours: tuple[int, Sequence[float]], theirs: tuple[int, Sequence[float]]
 ) -> MismatchError:
-    """Build the error for different learning rates in one update. `ours`, `theirs`: a rank and its rates."""
+    """Build the error for different learning rates in update `number`. `ours`, `theirs`: a rank and its rates."""
     return MismatchError(
         f"update {number} was made with the learning rates {ours[1]} on rank {ours[0]} and "
-        f"{theirs[1]} on rank {theirs[0]}; a schedule must give the same on every rank: reduce "
-        "what it follows over the ranks"
+        f"{theirs[1]} on rank {theirs[0]}; a schedule must return equal rates on all ranks: if it "
+        "follows a metric, average the metric over the ranks"
     )

@@ -1,4 +1,4 @@
-"""Detection of ranks of a `DistributedOptimizer` with other weights, learning rates or data sets than the others.
+"""Detection of ranks of a `DistributedOptimizer` whose weights, learning rates or data sets differ from others.
 
 Every rank applies the reduced gradients itself, and no other code compares the weights. So ranks periodically compare a
 digest of a part of them before an update, during the reduction of gradients. `optim.replica_check` does the same for
@@ -40,10 +40,10 @@ _HERE, _CUT, _PLATFORM, _WEIGHTS, _RATES, _DRAWS, _COLUMNS = range(7)
 
 @dataclass(frozen=True)
 class OptimizerReplica:
-    """State of a rank before an update.
+    """Digest of a rank's weights before an update, and further values to compare between ranks.
 
-    `cut`: names and shapes of the weights. `platform`: the processor or device that computes updates; others may round
-    differently. `weights`: the digest of a part of them. `rates`: one for each group.
+    `cut`: names and shapes of the weights. `platform`: the processor or device that computes updates; other processors
+    may round differently. `weights`: the digest of a part of the weights. `rates`: one for each group.
     """
 
     cut: str
@@ -53,10 +53,10 @@ class OptimizerReplica:
 
     @staticmethod
     def rows(sizes: Sequence[tuple[int, int]], part: int) -> Iterator[tuple[int, int, int]]:
-        """Yield the rows of tensors in one of the parts: index of the tensor, first row, and end (exclusive).
+        """Yield the rows of tensors that are in part `part`: index of the tensor, first row, and end (exclusive).
 
-        `sizes`: rows (of the first dimension; 1 without any) and bytes of each tensor. Parts are equally long except
-        for a row.
+        `sizes` has the number of rows (the length of the first dimension; 1 for a scalar) and of bytes of each tensor.
+        All parts have nearly equal numbers of bytes: a part ends at the end of a row.
         """
         total, start = sum(octets for _, octets in sizes), 0
         low, high = total * part // PARTS, total * (part + 1) // PARTS
@@ -69,12 +69,12 @@ class OptimizerReplica:
 
     @staticmethod
     def digest(arrays: Iterable[Flat]) -> int:
-        """Return the digest of arrays of bytes, for `weights`."""
+        """Return the digest of byte arrays, for the field `weights`."""
         return digest_of(arrays)
 
     @staticmethod
     def processor() -> str:
-        """Return a description of this host's processor, for `platform`: another one may round differently."""
+        """Return a description of this host's processor, for the field `platform`: processors may round differently."""
         return _processor()
 
 
@@ -89,7 +89,7 @@ def _processor() -> str:
 
 
 class OptimizerReplicas:
-    """Comparisons of one optimizer on one rank. All ranks of `process_set` make them before the same updates.
+    """Periodic comparison of an optimizer's weights between ranks, on all ranks before the same updates.
 
     A difference is an error only if it remains before the next update, because scripts of Horovod's broadcast the
     weights of one rank after their first step.
@@ -103,7 +103,7 @@ class OptimizerReplicas:
 
     @contextlib.contextmanager
     def compared(self, look: Callable[[int], OptimizerReplica]) -> Iterator[None]:
-        """Compare, during the reduction of gradients in the context, the replicas that `look` returns for a part.
+        """Compare the ranks while gradients are reduced in this context. `look(part)` returns this rank's replica.
 
         Collective with the gradients. `look` gets the number of the part, of `PARTS`. Raises MismatchError or
         StateCorrupt, on every rank that trains.
@@ -124,7 +124,8 @@ class OptimizerReplicas:
         self._doubted = None if _are_replicas_equal(table) else part
 
     def seen_now(self, look: Callable[[int], OptimizerReplica]) -> Callable[[int], OptimizerReplica]:
-        """Return a `look` for the next comparison that has already read its part. Local.
+        """Read, before the step changes it, the part of the weights that is due for comparison. Return a function that
+        `compared` takes as `look`. Not collective.
 
         Nothing is counted, because the step may fail before its update.
         """
@@ -135,13 +136,13 @@ class OptimizerReplicas:
         return lambda wanted: seen if wanted == part else look(wanted)
 
     def _next_part(self) -> int | None:
-        """Count the coming update. Returns as `_coming_part`."""
+        """Count the coming update; return the same as `_coming_part`."""
         part = self._coming_part()
         self._updates += 1
         return part
 
     def _coming_part(self) -> int | None:
-        """Return the part to compare before the next update; None if there is no comparison.
+        """Return the part of the weights to compare before the next update; None if no comparison is due.
 
         A new world, and a join, restart the count: ranks may have made different numbers of updates before.
         """
@@ -157,7 +158,8 @@ class OptimizerReplicas:
         return update // EVERY % PARTS if update % EVERY == 0 else None
 
     def _begin(self, seen: OptimizerReplica, reported: Any) -> Any:
-        """Begin to sum tables in which each rank has written its own row; the row of a joined rank is empty."""
+        """Begin to sum a table over ranks, in which each rank fills its own row with its digest. Rows of ranks that
+        called join() stay empty."""
         queue = queue_of(self._process_set)
         table = np.zeros((len(queue.ranks), _COLUMNS + _MOST_RATES), np.int64)
         row = table[queue.ranks.index(queue.rank)]
@@ -204,7 +206,8 @@ def _are_replicas_equal(table: Any) -> bool:
 
 
 def _weight_replica_groups(table: Any) -> list[list[int]]:
-    """Return the positions of ranks that have equal weights to update and round equally."""
+    """Return groups of ranks, as indexes in the process set, that train the same weights on the same platform and must
+    be equal."""
     found: dict[tuple[int, int], list[int]] = {}
     for at, row in enumerate(table):
         if row[_HERE]:

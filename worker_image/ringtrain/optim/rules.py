@@ -1,4 +1,4 @@
-"""Update rules: frozen configuration and the arithmetic of one step. They have no state.
+"""Update rules, such as SGD and Adam: frozen configuration and the arithmetic of one step, without state.
 
 A rule names the state arrays that it needs per weight and updates an `OwnedBucketPart`; memory, sharding and the ring
 are in other modules.
@@ -14,10 +14,10 @@ from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart
 
 @dataclass(frozen=True)
 class StepValues:
-    """Values of a step.
+    """Values that an update rule gets in one update.
 
-    `number` counts updates from 1; `rate`: learning rate after the schedule; `scale`: factor that converts the sum over
-    ranks to the clipped mean gradient.
+    `number`: number of the update, from 1; `rate`: learning rate after the schedule; `scale`: factor that converts the
+    sum over ranks to the clipped mean gradient.
     """
 
     number: int
@@ -35,14 +35,14 @@ class _StatefulUpdateRule(Protocol):
 
 @runtime_checkable
 class ElementUpdateRule(_StatefulUpdateRule, Protocol):
-    """Rule in which a weight's update depends only on that weight's own values."""
+    """Interface of a rule that updates each weight only from its own gradient and state."""
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None: ...
 
 
 @runtime_checkable
 class LayerUpdateRule(_StatefulUpdateRule, Protocol):
-    """Rule that scales each layer's direction by a ratio of the layer's norms."""
+    """Interface of a rule that scales the direction of each layer by a ratio of the layer's norms, such as LAMB."""
 
     def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None: ...
 
@@ -54,7 +54,7 @@ Rule = ElementUpdateRule | LayerUpdateRule
 
 @runtime_checkable
 class FusableUpdateRule(ElementUpdateRule, Protocol):
-    """Rule whose `update` is only `kernels.sgd` or `kernels.adam` with these terms.
+    """Interface of a rule whose `update` only calls `kernels.sgd` or `kernels.adam` with its `terms`.
 
     Compiled code can therefore apply it during the reduction. Its states are those of `state_names`, in the kernels'
     order.
@@ -67,7 +67,7 @@ class FusableUpdateRule(ElementUpdateRule, Protocol):
 class SGD:
     """Stochastic gradient descent: `v = momentum * v + g`, `w -= lr * v`.
 
-    With `nesterov`: `w -= lr * (g + momentum * v)`. `weight_decay` is added to the gradient (L2).
+    If `nesterov` is True: `w -= lr * (g + momentum * v)`. `weight_decay` is added to the gradient (L2).
 
     Momentum as in Sutskever, Martens, Dahl & Hinton 2013, with the rate outside of the velocity.
     """
@@ -83,25 +83,25 @@ class SGD:
         _require_rule_value(who, "momentum", self.momentum, 0 <= self.momentum < 1, "in [0, 1)")
         _require_rule_value(who, "weight_decay", self.weight_decay, self.weight_decay >= 0, ">= 0")
         if self.nesterov and not self.momentum:
-            raise ConfigurationError(f"{who}: nesterov needs a momentum above 0; it is 0: set momentum=0.9")
+            raise ConfigurationError(f"{who}: nesterov=True needs a momentum above 0, such as momentum=0.9")
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of the state arrays of each weight."""
+        """Return the names of the rule's state arrays."""
         return ("momentum",) if self.momentum else ()
 
     def terms(self, step: StepValues) -> SgdTerms:
-        """Return the coefficients for compiled kernels."""
+        """Return the coefficients of `step` for the kernels."""
         return SgdTerms(step.rate, step.scale, self.momentum, self.nesterov, self.weight_decay)
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Change the weights and the state of `part` in place."""
+        """Update the weights and the state of `part` in place."""
         kernels.sgd(part, self.terms(step))
 
 
 @dataclass(frozen=True)
 class Nesterov(SGD):
-    """`SGD` with Nesterov's momentum and the defaults of an outer optimizer (Douillard et al. 2023)."""
+    """`SGD` with Nesterov's momentum and the usual defaults of an outer optimizer (Douillard et al. 2023)."""
 
     lr: float = 0.7
     momentum: float = 0.9
@@ -110,7 +110,7 @@ class Nesterov(SGD):
 
 @dataclass(frozen=True)
 class _AdamRule:
-    """Common part of the rules with Adam's two moments."""
+    """Common part of the rules that store mean and mean square of the gradient."""
 
     lr: float = 1e-3
     beta1: float = 0.9
@@ -128,7 +128,7 @@ class _AdamRule:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Return the names of the state arrays of each weight."""
+        """Return the names of the rule's state arrays."""
         return ("mean", "square")
 
     def _terms(self, step: StepValues, *, coupled_decay: float = 0.0, decoupled_decay: float = 0.0) -> AdamTerms:
@@ -147,18 +147,18 @@ class _AdamRule:
 
 @dataclass(frozen=True)
 class Adam(_AdamRule):
-    """Adam: mean and uncentred variance of the gradient, both corrected for their start at zero.
+    """Adam, with mean and uncentred variance of the gradient, both corrected for their start at zero.
 
     `weight_decay` is added to the gradient (L2), so it is rescaled too; AdamW decays the weights instead. Kingma & Ba
     2015, algorithm 1.
     """
 
     def terms(self, step: StepValues) -> AdamTerms:
-        """Return the coefficients for compiled kernels."""
+        """Return the coefficients of `step` for the kernels."""
         return self._terms(step, coupled_decay=self.weight_decay)
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Change the weights and the state of `part` in place."""
+        """Update the weights and the state of `part` in place."""
         kernels.adam(part, self.terms(step))
 
 
@@ -172,7 +172,7 @@ class AdamW(Adam):
     weight_decay: float = 0.01
 
     def terms(self, step: StepValues) -> AdamTerms:
-        """Return the coefficients for compiled kernels."""
+        """Return the coefficients of `step` for the kernels."""
         return self._terms(step, decoupled_decay=self.weight_decay)
 
 
@@ -188,7 +188,7 @@ class LAMB(_AdamRule):
     weight_decay: float = 0.01
 
     def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Update the state of `part`, and write the direction of the update to its gradients."""
+        """Update the state of `part`, and write the direction of the update to `part.gradients`."""
         kernels.lamb_direction(part, self._terms(step, decoupled_decay=self.weight_decay))
 
     def trust_ratio(self, weight_norm: float, direction_norm: float) -> float:
@@ -202,7 +202,7 @@ def _require_rule_value(who: str, name: str, value: float, holds: bool, expected
 
 
 def check_rule(rule: object) -> None:
-    """Raise ConfigurationError if `rule` is not a rule."""
+    """Raise ConfigurationError if `rule` is not an update rule."""
     if isinstance(rule, type) or not isinstance(rule, Rule):
         raise ConfigurationError(
             f"rule is {kind_of(rule)}; expected an instance of a rule of ringtrain.optim, such as AdamW(lr=1e-3)"

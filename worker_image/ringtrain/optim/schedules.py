@@ -1,4 +1,4 @@
-"""Learning-rate schedules: the factor on the rule's `lr` at each step, counted from 0.
+"""Learning-rate schedules: functions of the step, from 0, that return a factor for the rule's `lr`.
 
 Any function from step to factor can be used; these are common ones.
 """
@@ -16,7 +16,7 @@ Schedule = Callable[[int], float]
 
 @dataclass(frozen=True)
 class Constant:
-    """The same factor at every step."""
+    """Schedule with the same factor at every step."""
 
     factor: float = 1.0
 
@@ -26,7 +26,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class StepDecay:
-    """Multiply by `gamma` at each of `milestones` (steps)."""
+    """Schedule that multiplies the factor by `gamma` at each step in `milestones`."""
 
     milestones: tuple[int, ...]
     gamma: float = 0.1
@@ -34,7 +34,7 @@ class StepDecay:
     def __post_init__(self) -> None:
         object.__setattr__(self, "milestones", tuple(self.milestones))
         if list(self.milestones) != sorted(set(self.milestones)):
-            raise ConfigurationError(f"StepDecay: milestones are {self.milestones}; expected rising steps")
+            raise ConfigurationError(f"StepDecay: milestones are {self.milestones}; expected increasing steps")
 
     def __call__(self, step: int) -> float:
         return self.gamma ** sum(step >= milestone for milestone in self.milestones)
@@ -42,7 +42,7 @@ class StepDecay:
 
 @dataclass(frozen=True)
 class Cosine:
-    """Decrease from 1 to `floor` along half a cosine over `total_steps`, then stay at `floor`.
+    """Schedule that decreases from 1 to `floor` along half a cosine over `total_steps`, then stays at `floor`.
 
     Loshchilov & Hutter 2017, without restarts.
     """
@@ -61,7 +61,7 @@ class Cosine:
 
 @dataclass(frozen=True)
 class Warmup:
-    """Increase linearly from `start` to `scale` over `steps`, then follow `scale * after(step - steps)`.
+    """Schedule that rises linearly from `start` to `scale` over `steps`, then is `scale * after(step - steps)`.
 
     With `scale=rt.size()` and `start=1.0` this is the gradual warm-up of Goyal et al. 2017: the rule's `lr` is for one
     worker, and k workers end at k times that rate. `start=0.0` begins at zero, as is usual with Adam.

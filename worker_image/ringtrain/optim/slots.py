@@ -1,4 +1,4 @@
-"""Names of the arrays in the result of `HostOptimizer.state_dict`, besides the slots of its rule."""
+"""Names of arrays in the result of `HostOptimizer.state_dict`, in addition to the state arrays of the rule."""
 
 from typing import Final
 

@@ -1,4 +1,5 @@
-"""Parameters within the elements of a bucket that a rank updates: their rules, and whether they are updated at all.
+"""Spans: the parameters, or parts of them, that a rank updates in a bucket; the rules and gradients of these
+parameters.
 
 No gradient is not a gradient of zeros: a parameter for which no rank has a gradient does not change, and neither does
 its state. Ranks agree on that without additional messages. -0 is the neutral element of addition: a rank without a
@@ -26,7 +27,7 @@ _UNDONE: Final = 2  # number of updates that can be undone
 
 
 def spans_of(bucket: Bucket, owned: slice) -> tuple[ParamLocation, ...]:
-    """Return the parameters of the elements `owned` of `bucket`, counted from their start."""
+    """Return the parameters in the elements `owned` of `bucket`, with offsets relative to the first element."""
     found = []
     for location in bucket.locations:
         low, high = max(location.start, owned.start), min(location.stop, owned.stop)
@@ -36,7 +37,7 @@ def spans_of(bucket: Bucket, owned: slice) -> tuple[ParamLocation, ...]:
 
 
 def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
-    """Return, by parameter, the offsets at which the ranks' elements of it begin."""
+    """Return, for each parameter, the offsets at which the ranks' parts of it begin."""
     found = {}
     for bucket in layout.buckets:
         for location in bucket.locations:
@@ -46,20 +47,20 @@ def parameter_beginnings(layout: Layout) -> dict[str, tuple[int, ...]]:
 
 
 def is_gradient_absent(values: Flat) -> bool:
-    """Return whether no rank has a gradient. `values`: sum of the gradient over ranks, from the first element of a
-    rank's part."""
+    """Return whether no rank has a gradient. `values`: gradient summed over ranks, from the start of a rank's
+    part on."""
     first = float(values[0])
     return first == 0 and bool(np.signbit(first))
 
 
 class MissedGradients:
-    """Number of updates, by parameter, in which no rank had a gradient of it.
+    """Number of updates, for each parameter, in which no rank had a gradient of it.
 
     A rank counts the parameters of which it updates elements.
     """
 
-    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
-        self.counts = dict(counts or {})
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
         self._noted: dict[int, set[str]] = {}
 
     def note(self, number: int, name: str) -> None:
@@ -71,22 +72,22 @@ class MissedGradients:
         self._noted.pop(number - _UNDONE, None)
 
     def undo(self, to: int) -> None:
-        """Remove the records of updates after `to`."""
+        """Delete the records of updates after `to`, which were undone."""
         for number in [number for number in self._noted if number > to]:
             for name in self._noted.pop(number):
                 self.counts[name] -= 1
 
     def of(self, name: str) -> int:
-        """Return the number of updates that `name` has missed."""
+        """Return the number of updates in which no rank had a gradient of `name`."""
         return self.counts.get(name, 0)
 
 
 @dataclass(frozen=True)
 class StepRules:
-    """Rules by which update `number` changes parameters.
+    """Rules with which update `number` changes the parameters.
 
-    `rules`: one for each group of parameters; `group_of`: the index of the group by name. `factor`: the schedule's, on
-    each rule's learning rate.
+    `rules`: one for each group of parameters. `group_of`: the index of each parameter's group, by name. `factor`:
+    factor of the schedule on each rule's learning rate.
     """
 
     number: int
@@ -99,7 +100,10 @@ class StepRules:
         return self.rules[self.group_of[spec.name]]
 
     def values(self, spec: ParamSpec, missed: MissedGradients, scale: float) -> StepValues:
-        """Return the rule's arguments: the parameter's own number of updates, and its rate."""
+        """Return the rule's arguments for the parameter `spec`. Updates without its gradient are not counted.
+
+        `scale`: factor that converts the sum over ranks to the clipped mean gradient.
+        """
         return StepValues(self.number - missed.of(spec.name), self.rule(spec).lr * self.factor, scale)
 
     def apply(
@@ -110,9 +114,11 @@ class StepRules:
         scale: float,
         kernels: OptimizerKernels,
     ) -> list[ParamLocation]:
-        """Update the weights and the state of `part`. Return the spans that had a gradient.
+        """Update the weights and the state of `part`, which has the parameters `spans`; return those that had a
+        gradient.
 
-        For a `LayerUpdateRule`, update only the state and write directions to the gradients.
+        `scale`: factor that converts the sum over ranks to the clipped mean gradient. For a `LayerUpdateRule`, update
+        only the state and write directions to the gradients.
         """
         present = []
         for span in spans:
@@ -128,7 +134,7 @@ class StepRules:
         return present
 
     def _runs(self, spans: Sequence[ParamLocation], missed: MissedGradients) -> Iterator[list[ParamLocation]]:
-        """Yield groups of adjacent spans that one call of a kernel can update."""
+        """Yield groups of adjacent parameters that one kernel call can update."""
         run: list[ParamLocation] = []
         for span in spans:
             if run and not (
@@ -145,12 +151,12 @@ class StepRules:
 
 
 def updates_by_parameter(rule: Rule) -> bool:
-    """Return whether the rule must be called for one parameter at a time."""
+    """Return whether `rule` must be called for one parameter at a time."""
     return bool(getattr(rule, "by_parameter", False))
 
 
 class NativeParameterSpans:
-    """Spans of this rank's elements of one bucket, as arguments of compiled code."""
+    """Parameters, or parts of them, that this rank updates in one bucket, in the form that compiled code reads."""
 
     def __init__(self, spans: Sequence[ParamLocation], group_of: Mapping[str, int]) -> None:
         self._spans = spans
@@ -159,7 +165,7 @@ class NativeParameterSpans:
         self._groups = [group_of[span.spec.name] for span in spans]
 
     def rule(self, step: StepRules, missed: MissedGradients, scale: float) -> NativeRule:
-        """Return the rules of one update. Compiled code finds out which gradients are absent."""
+        """Return the rules of update `step` in the form that compiled code reads. That code skips absent gradients."""
         made = {}
         for span, group in zip(self._spans, self._groups, strict=True):
             key = group, missed.of(span.spec.name)
@@ -177,6 +183,6 @@ class NativeParameterSpans:
         return NativeRule(code, self._array, [terms.struct for terms in made.values()])
 
     def note(self, number: int, missed: MissedGradients) -> None:
-        """Count the parameters for which the update found no gradient of any rank."""
+        """Record, for the parameters that update `number` skipped, that no rank had a gradient."""
         for index in np.flatnonzero(self._array["fate"] == STAYS).tolist():
             missed.note(number, self._spans[index].spec.name)

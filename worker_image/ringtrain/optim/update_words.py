@@ -1,4 +1,4 @@
-"""Errors for ranks that make different updates, in terms of the training script."""
+"""Error messages for ranks that make different updates, in the words of the training script."""
 
 import re
 from typing import Final
@@ -18,7 +18,7 @@ _CALLED: Final = re.compile(r"collective #\d+: rank (\d+) called (.+) and rank (
 
 
 def describe_update_mismatch(error: MismatchError) -> MismatchError:
-    """Return an error that names each rank's action between two updates; `error` itself if the actions are unknown."""
+    """Return an error that names what each rank did between two updates; `error` itself if that is unknown."""
     found = _CALLED.fullmatch(str(error))
     if found is None or not {found[2], found[4]} <= _DONE.keys():
         return error

@@ -1,4 +1,4 @@
-"""Compressed transfers of buckets: gradients themselves and changes of weights, both with error feedback."""
+"""Compressed transfers of buckets (gradients and weight changes), with error feedback."""
 
 import contextlib
 import itertools
@@ -24,7 +24,7 @@ LOST, LOST_CHANGE = "lost", "lost_change"
 
 @dataclass(frozen=True)
 class _ErrorFeedback:
-    """Error feedback of one bucket.
+    """Compression errors of one bucket, which are added to the next values that are compressed.
 
     `lost`, `lost_change`: rounding errors of gradients and of the own shard's change. `before`: the own shard's weights
     before the update.
@@ -36,7 +36,7 @@ class _ErrorFeedback:
 
 
 class OptimizerWire(ABC):
-    """Compressed transfer of the float32 buckets of a sharded optimizer.
+    """Base class of compressed transfers of the float32 buckets of a sharded optimizer.
 
     All ranks, including the owner of a shard, apply the rounded change to their old weights, so that all have bitwise
     equal weights. The rounding error is part of the owner's next change.
@@ -61,17 +61,19 @@ class OptimizerWire(ABC):
 
     @abstractmethod
     def reduce_scatter(self, bucket: Bucket, absent: Collection[str]) -> PendingCollective:
-        """Average the gradients of `bucket` over ranks; the own shard is in the gradient arena after `wait`.
+        """Begin to average the gradients of `bucket` over ranks. After `wait`, the gradient array on the host has this
+        rank's part.
 
         `absent`: the parameters of which this rank has no gradient. Their error feedback does not change.
         """
 
     def remember(self, bucket: Bucket) -> None:
-        """Store the weights of the own shard; called before they are updated."""
+        """Store the weights of this rank's shard before they are updated, so that `all_gather` can send the change."""
         self._feedback[bucket.index].before[:] = self._own_weights(bucket)
 
     def all_gather(self, bucket: Bucket) -> PendingCollective:
-        """Send the changes of the own shard; after `wait` all weights are new, and equal on all ranks."""
+        """Begin to send the weight changes of this rank's shard. After `wait`, all weights are new and equal on all
+        ranks."""
         feedback, own = self._feedback[bucket.index], self._own_weights(bucket)
         np.subtract(own, feedback.before, out=own)
         encoded, bounds = self._encode_change(bucket, own, feedback.lost_change)
@@ -86,26 +88,26 @@ class OptimizerWire(ABC):
         return FollowedCollective(self._gatherer.all_gather(encoded, bounds), apply)
 
     def lost(self, bucket: Bucket) -> Flat:
-        """Return the rounding errors of this rank's gradients of `bucket`, added to the next gradients; writable."""
+        """Return the compression errors of this rank's gradients, which are added to its next gradients; writable."""
         return self._feedback[bucket.index].lost
 
     def lost_change(self, bucket: Bucket) -> Flat:
-        """Return the rounding errors of the last change of the own shard; writable."""
+        """Return the compression errors of the last weight change of this rank's shard; writable."""
         return self._feedback[bucket.index].lost_change
 
     def round_change(self, before: Flat, weights: Flat, lost: Flat) -> None:
-        """Round the change from `before` to `weights` like the owner of the shard does by `remember` and `all_gather`.
+        """Round the change from `before` to `weights` like the owner of the shard, which sends the change compressed.
 
-        Sets `weights` to the values on all ranks, and `lost` to the rounding error.
+        Sets `weights` to the values that all ranks get, and `lost` to the rounding error.
         """
         message = self._encode(weights - before, lost)
         np.add(before, self._decode(message, len(before)), out=weights)
 
     @contextlib.contextmanager
     def _owed_on(self, bucket: Bucket, absent: Collection[str]) -> Iterator[list[slice]]:
-        """Set the error feedback of the parameters `absent` to 0 in the context, and restore it afterwards.
+        """Set the compression errors of the parameters `absent` to 0 within this context, and restore them afterwards.
 
-        Yields their places.
+        Yields the slices of these parameters in the bucket.
         """
         lost = self.lost(bucket)
         places = [slice(at.start, at.stop) for at in bucket.locations if at.spec.name in absent]
@@ -118,22 +120,25 @@ class OptimizerWire(ABC):
 
     @abstractmethod
     def _encode(self, change: Flat, lost: Flat) -> Flat:
-        """Return `change` + `lost` as a message, and write the rounding error to `lost`."""
+        """Return `change` + `lost` in compressed form, and write the rounding error to `lost`."""
 
     @abstractmethod
     def _encode_change(self, bucket: Bucket, change: Flat, lost: Flat) -> tuple[Flat, Bounds]:
-        """Return the buffer for all ranks' messages, with the own `change` + `lost` in it, and each rank's bounds."""
+        """Return a buffer that has room for the messages of all ranks, and the offsets of these messages in it.
+
+        Only this rank's message is filled: `change` + `lost`, compressed. The rounding error is written to `lost`.
+        """
 
     @abstractmethod
     def _decode(self, message: Flat, length: int) -> Flat:
-        """Return the `length` float32 values in one rank's part."""
+        """Return the `length` float32 values that one rank's compressed `message` contains."""
 
     def _own_weights(self, bucket: Bucket) -> Flat:
         return self._arenas.weights(bucket)[bucket.shard(self._group.rank)]
 
 
 class HalfOptimizerWire(OptimizerWire):
-    """Wire for "bf16" and "fp16": half of the bytes."""
+    """Compressed transfers in "bf16" and "fp16", with half of the bytes."""
 
     def __init__(
         self,
@@ -181,7 +186,7 @@ class HalfOptimizerWire(OptimizerWire):
 
 
 class ByteOptimizerWire(OptimizerWire):
-    """Wire for "int8": a quarter of the bytes.
+    """Compressed transfers in "int8", with a quarter of the bytes.
 
     Sums of bytes would overflow, so each rank's contributions are sent to the owners of the shards, which fold them in
     float32, in rank order.
@@ -227,7 +232,7 @@ class ByteOptimizerWire(OptimizerWire):
 
 @dataclass(frozen=True)
 class FollowedCollective:
-    """Collective with a function that runs on this rank after it. Wait for it once."""
+    """Collective followed by a function that runs on this rank. Call `wait` once."""
 
     pending: PendingCollective
     action: Callable[[Any], None]

@@ -1,1 +1,1 @@
-"""Horovod's `horovod.runner`, as far as scripts import from it."""
+"""Namespace for the parts of `horovod.runner` that scripts import."""

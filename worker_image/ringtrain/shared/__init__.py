@@ -1,1 +1,1 @@
-"""Code shared by the library and the programs of a job (`ringtrain_job`), including their common contract."""
+"""Code that the library and a job's launcher, agents and commands (`ringtrain_job`) have in common."""

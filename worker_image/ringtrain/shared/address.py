@@ -20,7 +20,7 @@ _LOOPBACK_S: Final = 5.0
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Return host and port of `host:port` or `[v6]:port`. Raises ConfigurationError."""
+    """Return host and port of `host:port` or `[IPv6]:port`. Raises ConfigurationError if it is neither."""
     host, colon, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     is_port = port.isascii() and port.isdecimal() and len(port) <= _PORT_DIGITS and int(port) < 65536
@@ -31,7 +31,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def _is_host(name: str) -> bool:
-    """Return whether `name` can be looked up; Python raises UnicodeError for names that are invalid in DNS."""
+    """Return whether `name` is valid as a host name or IP address; does not look it up."""
     try:
         return 0 < len(name.encode("idna")) <= _LONGEST_NAME and name.isprintable() and " " not in name
     except UnicodeError:
@@ -44,7 +44,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def own_address(address: str) -> str:
-    """Return the address of this host on the route to `address` (host:port). Sends nothing.
+    """Return this host's IP address on the route to `address` (host:port). Sends nothing.
 
     Raises OSError for an unknown name.
     """
@@ -56,7 +56,7 @@ def own_address(address: str) -> str:
 
 
 def interface_addresses() -> dict[str, str]:
-    """Return the IPv4 address of each network interface that has one, loopback last."""
+    """Return the IPv4 address of each network interface that has one, by its name, loopback last."""
     import psutil  # which ranks do without
 
     both = ((name, each) for name, addresses in psutil.net_if_addrs().items() for each in reversed(addresses))
@@ -65,7 +65,8 @@ def interface_addresses() -> dict[str, str]:
 
 
 def reachable_address() -> str:
-    """Return this host's address for others: on the default route, else of its first interface, else loopback."""
+    """Return the IP address at which other hosts can probably reach this host; loopback if this host has no other
+    address."""
     with suppress(OSError):
         return own_address(_FAR_AWAY)
     return next(iter(interface_addresses().values()), None) or loopback_address()
@@ -73,9 +74,9 @@ def reachable_address() -> str:
 
 @functools.cache
 def loopback_address() -> str:
-    """Return the address by which processes of this machine reach each other: 127.0.0.1, or ::1 if only that works.
+    """Return the working loopback address of this machine: 127.0.0.1, or ::1 if only that works.
 
-    Raises ConfigurationError if neither does.
+    Raises ConfigurationError if neither works.
     """
     for family, address in ((socket.AF_INET, "127.0.0.1"), (socket.AF_INET6, "::1")):
         with (
@@ -91,10 +92,10 @@ def loopback_address() -> str:
 
 
 def listening_address(address: str) -> str:
-    """Return the address on which the rank with the public `address` listens.
+    """Return the address on which a rank must listen so that others reach it at `address` (host:port).
 
-    A loopback address: only that. Any other: all interfaces, because inside a pod or behind a name the public address
-    need not be that of an interface.
+    For a loopback address the result is the same address. For any other address the result is all interfaces, because
+    in a pod, or behind a host name, no interface may have the public address.
     """
     host, port = split_address(address)
     ip = _resolve(host, port)
@@ -104,9 +105,10 @@ def listening_address(address: str) -> str:
 
 
 def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.socket:
-    """Listen on `port` (0: any free one) of `host`, or of all interfaces for "". Raises OSError.
+    """Return a socket that listens on `port` (0: any free port) of `host` ("": all interfaces). Raises OSError if that
+    is impossible.
 
-    `is_held`: another process has bound the port and shares it.
+    `is_held`: whether another process has bound the port and shares it.
     """
     if host:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -121,13 +123,13 @@ def listening_socket(host: str, port: int = 0, is_held: bool = False) -> socket.
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether only processes of this host can reach `host:port`."""
+    """Return whether `address` (host:port) is a loopback address, which only this host can reach."""
     ip = _resolve(*split_address(address))
     return ip is not None and ip.is_loopback
 
 
 def has_no_host(address: str, within_s: float) -> bool:
-    """Return whether the host of `host:port` is a name that a lookup within `within_s` did not find."""
+    """Return whether a lookup of the host name in `address` (host:port) fails within `within_s` seconds."""
     unknown: list[bool] = []
 
     def look() -> None:
@@ -140,7 +142,7 @@ def has_no_host(address: str, within_s: float) -> bool:
 
 
 def _resolve(host: str, port: int) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address of a host; None for a name that only peers can resolve, such as of a Service without pods."""
+    """Return the IP address of `host`; None if the lookup fails, as for a Kubernetes Service without pods."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:

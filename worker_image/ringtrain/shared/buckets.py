@@ -1,17 +1,21 @@
-"""Buckets of each kind of store, by paths: files, memory, and S3, Google's and Azure's stores through obstore.
+"""Storage by path in files, memory, or object stores of Amazon (S3), Google and Azure.
 
 obstore is imported when a bucket of a cloud is opened, and never before: `import ringtrain` does not load it. Each
 bucket reads the variables that the store's users set for other programs, too.
 """
 
 import asyncio
+import atexit
 import configparser
 import os
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol, TypeVar
 
 from ringtrain.errors import ConfigurationError
@@ -25,26 +29,28 @@ _CONNECT_S = 10
 # A larger object is written in parts: a store takes at most 5 GiB in one request.
 _ONE_REQUEST_BYTES = 256 << 20
 _MOST_PARTS = 1000
+# A thread of obstore that hands over its answer needs some microseconds, and a slice of a busy machine's time.
+_LONGEST_EXIT_S = 2.0
 
 
 class StoreBucket(Protocol):
-    """Objects by their paths. Errors: FileNotFoundError, and what `obstore` and the operating system raise."""
+    """Interface of a bucket: objects by path. Raises FileNotFoundError, and errors of obstore and the system."""
 
     def write(self, path: str, data: bytes, timeout_s: float) -> None: ...
 
     def read(self, path: str, start: int | None, stop: int | None, timeout_s: float) -> bytes: ...
 
     def names(self, folder: str, timeout_s: float) -> list[str]:
-        """Paths of all objects in `folder` and below it."""
+        """Return the paths of all objects in `folder` and in folders below it."""
 
     def folders(self, folder: str, timeout_s: float) -> list[str]:
-        """Paths of what is directly in `folder`."""
+        """Return the paths of the entries directly in `folder`: of its objects and of its subfolders."""
 
     def remove(self, path: str, timeout_s: float) -> None: ...
 
 
 def split_uri(uri: str) -> tuple[str, str]:
-    """Return the bucket and the path of a URI; files and objects in memory have one bucket, which is empty."""
+    """Return bucket and path of a URI; the bucket is empty for `file://` and `memory://`."""
     scheme, _, place = uri.partition("://")
     if scheme in LOCAL:
         return "", place.rstrip("/") if scheme == "file" else place.strip("/")
@@ -53,7 +59,8 @@ def split_uri(uri: str) -> tuple[str, str]:
 
 
 def open_bucket(uri: str, timeout_s: float) -> StoreBucket:
-    """Open the bucket of `uri`; no request of it lasts longer than `timeout_s`. Raises ConfigurationError."""
+    """Return the bucket of `uri`, whose requests last at most `timeout_s`. Raises ConfigurationError if a setting of
+    the store is invalid."""
     scheme, (bucket, _) = uri.partition("://")[0], split_uri(uri)
     if scheme == "file":
         return FileBucket()
@@ -99,7 +106,10 @@ def _client_options(timeout_s: float, env: Mapping[str, str]) -> Settings:
 
 
 def s3_settings(env: Mapping[str, str]) -> Settings:
-    """Return what obstore does not read itself: the profile in AWS's shared files."""
+    """Return settings that obstore does not read itself, from the profile in AWS's configuration files.
+
+    `env`: environment that selects the profile and the files.
+    """
     settings: Settings = {"disable_bulk_delete": True}  # some stores lack it, and one object at a time is removed
     profile = _aws_profile(env)
     if not (env.get("AWS_REGION") or env.get("AWS_DEFAULT_REGION")) and "region" in profile:
@@ -115,8 +125,8 @@ def s3_settings(env: Mapping[str, str]) -> Settings:
             settings["session_token"] = profile["aws_session_token"]
     elif found := [key for key in ("role_arn", "credential_process", "sso_session", "sso_start_url") if key in profile]:
         raise ConfigurationError(
-            f"storage: AWS profile {_profile_name(env)!r} has {found[0]} and no keys, which is not supported here; "
-            "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use the pods' service account"
+            f"storage: AWS profile {_profile_name(env)!r} has {found[0]} but no keys, which ringtrain does not "
+            "support; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or use the pods' service account"
         )
     return settings
 
@@ -126,7 +136,8 @@ def _profile_name(env: Mapping[str, str]) -> str:
 
 
 def _aws_profile(env: Mapping[str, str]) -> dict[str, str]:
-    """The profile that the variables name, merged from both files; empty if neither file has it."""
+    """Return the AWS profile that is selected by `env`, merged from AWS's config and credentials files; empty if
+    neither has it."""
     name, found = _profile_name(env), dict[str, str]()
     section = name if name == "default" else f"profile {name}"
     home = os.path.expanduser("~/.aws")
@@ -142,7 +153,7 @@ def _aws_profile(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def google_settings(env: Mapping[str, str]) -> Settings:
-    """Return what obstore does not read itself: the address of an emulator."""
+    """Return settings that obstore does not read itself: the address of a storage emulator."""
     url = env.get("STORAGE_EMULATOR_HOST")
     if not url:
         return {}
@@ -151,8 +162,7 @@ def google_settings(env: Mapping[str, str]) -> Settings:
 
 
 def azure_settings(place: str, env: Mapping[str, str]) -> tuple[str, Settings]:
-    """Return the container, and what obstore does not read itself: the connection string, and an account that the
-    URI names."""
+    """Return the container, and settings from the connection string or the account in the URI."""
     container, _, host = place.partition("@")
     told = env.get("AZURE_STORAGE_CONNECTION_STRING", "")
     parts = dict(part.split("=", 1) for part in told.split(";") if "=" in part)
@@ -176,7 +186,7 @@ def azure_settings(place: str, env: Mapping[str, str]) -> tuple[str, Settings]:
 
 
 class CloudBucket:
-    """A bucket that obstore has opened. Each call ends within its timeout, also in the middle of an answer."""
+    """Bucket in a cloud's object store, accessed through obstore. Each call ends within its timeout."""
 
     def __init__(self, opened: Any) -> None:
         self._opened = opened
@@ -212,7 +222,7 @@ class CloudBucket:
 
 
 class FileBucket:
-    """Files of this machine. A written file is complete, also after a power cut."""
+    """Files of this machine as a bucket. A write is atomic, also if the machine loses power."""
 
     def write(self, path: str, data: bytes, timeout_s: float) -> None:
         temporary = f"{path}.{os.getpid()}-{threading.get_ident()}.tmp"
@@ -239,7 +249,7 @@ class FileBucket:
 
 
 class MemoryBucket:
-    """Objects of this process."""
+    """Objects in the memory of this process (`memory://`)."""
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
@@ -267,7 +277,7 @@ _MEMORY = MemoryBucket()
 
 
 class _RequestLoop:
-    """The event loop of this process's requests. The first request starts it on a separate thread."""
+    """Event loop that runs this process's storage requests, on a thread that the first request starts."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -275,24 +285,44 @@ class _RequestLoop:
         self._pid = 0
 
     def running(self) -> asyncio.AbstractEventLoop:
-        """Return the loop. Raises ConfigurationError in a process whose parent has used obstore before the fork."""
+        """Return the event loop. Raises ConfigurationError if this process was forked after the loop had started."""
         with self._lock:
             if self._loop is None:
                 self._loop, self._pid = asyncio.new_event_loop(), os.getpid()
                 threading.Thread(target=self._loop.run_forever, name="ringtrain-storage", daemon=True).start()
+                atexit.register(_wait_for_threads_of_requests)
             elif self._pid != os.getpid():
                 raise ConfigurationError(
-                    "storage: this process was forked from one that has used an object store, whose threads it lacks; "
-                    "start it with the method 'spawn', or open the store in it alone"
+                    "storage: this process was forked after its parent had used an object store, whose threads this "
+                    "process lacks; start the process by the method 'spawn', or use the store only in this process"
                 )
             return self._loop
+
+
+def _wait_for_threads_of_requests() -> None:
+    """Return when no thread of obstore is inside Python.
+
+    The answer to the last request can arrive before the thread of that request has left `call_soon_threadsafe`. If the
+    interpreter exits at that moment, it ends the thread inside obstore's Rust code, and the whole process aborts (exit
+    code 134).
+    """
+    deadline = time.monotonic() + _LONGEST_EXIT_S
+    while any(map(_hands_over_answer, sys._current_frames().values())) and time.monotonic() < deadline:
+        time.sleep(0.001)
+
+
+def _hands_over_answer(frame: FrameType | None) -> bool:
+    """Return whether a thread whose innermost frame is `frame` is in a call to an event loop."""
+    while frame is not None and frame.f_code is not asyncio.BaseEventLoop.call_soon_threadsafe.__code__:
+        frame = frame.f_back
+    return frame is not None
 
 
 _REQUESTS = _RequestLoop()
 
 
 def _wait_for(send: Callable[[], Awaitable[T]], timeout_s: float) -> T:
-    """Return what a request of obstore ends with; `send` runs on the loop. Raises TimeoutError after `timeout_s`."""
+    """Run the request `send` on the event loop and return its result. Raises TimeoutError after `timeout_s`."""
 
     async def bounded() -> T:
         async with asyncio.timeout(timeout_s):

@@ -1,17 +1,17 @@
-"""Reasons for the early end of a connection. None of these leaves the package."""
+"""Internal errors of a connection that ended early, which callers convert to public ones."""
 
 
 class ConnectionLost(Exception):
-    """The peer has closed the connection, or it broke."""
+    """Error: the peer has closed the connection, or it broke."""
 
 
 class DeadlinePassed(Exception):
-    """The deadline of the current operation has passed."""
+    """Error: an operation on a connection has exceeded its deadline."""
 
 
 class StreamReset(Exception):
-    """The peer has cancelled the call."""
+    """Error: the peer has cancelled the current call."""
 
 
 class ProtocolError(Exception):
-    """The peer does not speak HTTP/2, or not this part of it."""
+    """Error: the peer does not speak HTTP/2, or uses a part of it that is not supported."""

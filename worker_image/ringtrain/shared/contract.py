@@ -33,6 +33,7 @@ IF_INSTALLED: Final = "if-installed"
 TERMINATION_MESSAGE_VERSION: Final = 1
 TERMINATION_MESSAGE_MAX_BYTES: Final = 4096
 STATUS_VERSION: Final = 1
+KILLED_FOR_MEMORY: Final = "the kernel killed it for lack of memory"
 
 BACKENDS: Final = ("ring", "mpi")
 ENCRYPTION: Final = ("none", "tensors", "sites")

@@ -1,4 +1,4 @@
-"""Data workers of a job: their announcement, and the file in which ranks read them."""
+"""Registration of data workers, which serve a job's training data, and the file with their addresses for ranks."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ _SAY_EVERY: Final = 20
 
 @dataclass(frozen=True)
 class DataMember:
-    """Announcement of one data worker. `instance`: id of one run of its process; `address`: host:port."""
+    """Data worker as it registers at the launcher. `instance`: id of the running process. `address`: host:port."""
 
     job_uid: str
     index: int
@@ -40,7 +40,7 @@ class DataMember:
 
 @dataclass(frozen=True)
 class DataAddress:
-    """Address of a data worker, for a rank."""
+    """Address of a data worker as a rank reads it."""
 
     index: int
     instance: str
@@ -48,7 +48,7 @@ class DataAddress:
 
 
 def members_text(kind: str, members: Iterable[DataMember]) -> str:
-    """Return the content of RINGTRAIN_DATA_WORKERS_FILE, as defined in docs/contract.md."""
+    """Return the content of RINGTRAIN_DATA_WORKERS_FILE for these data workers; see docs/contract.md."""
     by_index = sorted(members, key=lambda member: member.index)
     workers = [{"index": one.index, "instance": one.instance, "address": one.address} for one in by_index]
     dispatchers = [address for one in by_index for address in one.dispatchers]
@@ -57,12 +57,13 @@ def members_text(kind: str, members: Iterable[DataMember]) -> str:
 
 
 def digest(text: str) -> str:
-    """Return a digest by which agent and launcher identify a membership; empty for none."""
+    """Return a short digest of the file's content, by which agent and launcher compare versions; empty for none."""
     return hashlib.sha256(text.encode()).hexdigest()[:16] if text else ""
 
 
 def read_members(path: Path) -> tuple[DataAddress, ...]:
-    """Return the data workers in the file at `path`; none if it does not exist yet. Raises DataError."""
+    """Return the data workers in the file at `path`; empty if it does not exist yet. Raises DataError for an invalid
+    file."""
     expected = 'expected {"version": 1, "workers": [{"index": 0, "instance": "a", "address": "10.0.0.9:7370"}]}'
     try:
         document = json.loads(path.read_text())
@@ -79,14 +80,14 @@ def read_members(path: Path) -> tuple[DataAddress, ...]:
 
 
 class DataMembersFile:
-    """File of data workers that an agent writes for its ranks. Replaced atomically, so that ranks read a whole one."""
+    """File that lists the data workers. An agent writes the file for its ranks; each write replaces it atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.version = ""
 
     def take(self, text: str) -> None:
-        """Write the content that the launcher has sent; does nothing for an empty text."""
+        """Replace the file by the content that the launcher has sent; an empty text changes nothing."""
         if not text:
             return
         new = self.path.with_suffix(".new")
@@ -100,7 +101,7 @@ class DataMembersFile:
 
 
 class DataMemberAnnouncer:
-    """Heartbeat that registers a data worker at any launcher that answers, until it is closed.
+    """Thread that registers a data worker at the launcher again and again, until `close`.
 
     `member` is called before each request. `on_members` gets the launcher's list of all data workers.
     """
@@ -125,7 +126,7 @@ class DataMemberAnnouncer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; the launcher notices the missing heartbeats."""
+        """Stop registering; the launcher removes the data worker when its heartbeats stop."""
         self._closed.set()
         self._thread.join(self._call_s)
 

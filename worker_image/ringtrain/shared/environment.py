@@ -1,4 +1,4 @@
-"""Typed reads of environment variables, with errors that name variable, value and what was expected."""
+"""Typed reads of environment variables. Errors name the variable, its value and what was expected."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -12,40 +12,40 @@ HIGHEST: Final = 2**31 - 1
 
 
 def without_empty(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `env` that have a value, because an empty variable counts as unset."""
+    """Return `env` without empty variables, which count as unset."""
     return {name: value for name, value in env.items() if value}
 
 
 class EnvironmentVariables:
-    """Typed reads of `env`, in which an empty variable counts as unset."""
+    """Typed reads of the environment `env`. An empty variable counts as unset."""
 
     def __init__(self, env: Mapping[str, str]) -> None:
         self._env = env
 
     def optional(self, name: str) -> str | None:
-        """Return the variable's value, or None."""
+        """Return the variable's value; None if it is unset or empty."""
         return self._env.get(name) or None
 
     def unchanged(self, name: str) -> str | None:
-        """Return the variable's value, empty or not; None if it is unset."""
+        """Return the variable's value, which may be empty; None if it is unset."""
         return self._env.get(name)
 
     def text(self, name: str) -> str:
-        """Return the variable's value. Raises ConfigurationError if it is unset."""
+        """Return the variable's value. Raises ConfigurationError if it is unset or empty."""
         value = self.optional(name)
         if value is None:
             raise ConfigurationError(f"{name} is not set; the operator and `dtj local` set it on every pod")
         return value
 
     def choice(self, name: str, allowed: tuple[str, ...]) -> str:
-        """Return the variable's value, which must be one of `allowed`."""
+        """Return the variable's value. Raises ConfigurationError unless it is one of `allowed`."""
         value = self.text(name)
         if value not in allowed:
             raise ConfigurationError(f"{name}={quoted(value)}: expected one of {', '.join(allowed)}")
         return value
 
     def integer(self, name: str, *, low: int, high: int = HIGHEST) -> int:
-        """Return the variable as an integer in `low`..`high`."""
+        """Return the variable as an integer from `low` to `high`. Raises ConfigurationError for other values."""
         value = self.text(name)
         try:
             number = int(value)
@@ -56,7 +56,7 @@ class EnvironmentVariables:
         return number
 
     def seconds(self, name: str, *, zero: bool = False) -> float:
-        """Return the variable as a positive number of seconds, at most `LONGEST_TIMEOUT_S`; `zero`: it may be 0."""
+        """Return the variable as seconds above 0 and up to `LONGEST_TIMEOUT_S`; `zero`: whether 0 is allowed."""
         value = self.text(name)
         try:
             number = float(value)
@@ -68,7 +68,7 @@ class EnvironmentVariables:
         return number
 
     def address(self, name: str) -> str:
-        """Return the variable as `host:port` (`[host]:port` for IPv6)."""
+        """Return the variable, which must have the form `host:port` (`[host]:port` for IPv6)."""
         value = self.text(name)
         host, _, port = value.rpartition(":")
         if not host or not port.isdecimal() or len(port) > 5 or not 0 < int(port) <= 65535:
@@ -76,5 +76,5 @@ class EnvironmentVariables:
         return value
 
     def words(self, name: str) -> tuple[str, ...]:
-        """Return the comma-separated words of the variable; none if it is unset."""
+        """Return the comma-separated values in the variable; empty if it is unset."""
         return tuple(filter(None, (word.strip() for word in (self.optional(name) or "").split(","))))

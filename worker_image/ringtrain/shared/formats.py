@@ -1,11 +1,11 @@
-"""Formatting of values as text and as valid JSON, for every part of the project."""
+"""Formatting of values as short text and as valid JSON."""
 
 import math
 from typing import Any
 
 
 def duration(seconds: float | None) -> str:
-    """Return `48 s`, `12 min` or `3.4 h`; empty for None."""
+    """Return seconds as text such as `48 s`, `12 min` or `3.4 h`; empty for None."""
     if seconds is None:
         return ""
     if seconds < 90:
@@ -14,9 +14,14 @@ def duration(seconds: float | None) -> str:
 
 
 def clean_json(value: Any) -> Any:
-    """Return `value` with None for NaN and infinities, which JSON does not have."""
+    """Return `value` with None in place of NaN and infinities, which JSON does not support."""
     if isinstance(value, dict):
         return {key: clean_json(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [clean_json(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number with its noun, such as `1 slot` and `2 slots`."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

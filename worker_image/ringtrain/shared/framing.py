@@ -1,4 +1,4 @@
-"""Messages on a byte stream: prefixed by their length, optionally with open files, or one per line.
+"""Messages on a byte stream: with a length prefix and optionally open files, or as lines of JSON.
 
 Uses only the standard library, and little of it, because two programs that mpirun starts in large numbers import it.
 """
@@ -16,13 +16,13 @@ _MOST_FILES = 8
 
 
 def send_frame(connection: socket.socket, data: bytes, files: Sequence[int] = ()) -> None:
-    """Send `data`, and duplicates of the open `files`, on a Unix socket."""
+    """Send `data` with its length, and duplicates of the file descriptors `files`, on a Unix socket."""
     socket.send_fds(connection, [_LENGTH.pack(len(data))], files)
     connection.sendall(data)
 
 
 def receive_frame(connection: socket.socket) -> tuple[bytes, list[int]] | None:
-    """Receive one frame and its files, which then belong to the caller; None if the other side has closed."""
+    """Receive data and file descriptors sent by `send_frame`; None if the other side has closed the socket."""
     files: list[int] = []
     body = None
     with contextlib.suppress(ConnectionError):
@@ -47,28 +47,28 @@ def _receive(connection: socket.socket, length: int) -> bytes | None:
 
 
 def send_message(connection: socket.socket, message: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-    """Send `message` as JSON, and duplicates of the open `files`, on a Unix socket."""
+    """Send `message` as JSON, and duplicates of the file descriptors `files`, on a Unix socket."""
     send_frame(connection, json.dumps(message).encode(), files)
 
 
 def receive_message(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Receive one message and its files, which then belong to the caller; None if the other side has closed."""
+    """Receive a message and file descriptors sent by `send_message`; None if the socket was closed."""
     frame = receive_frame(connection)
     return None if frame is None else (json.loads(frame[0]), frame[1])
 
 
 def line_of(message: Mapping[str, Any]) -> bytes:
-    """Return `message` as JSON in one line."""
+    """Return `message` as one line of JSON."""
     return json.dumps(message).encode() + b"\n"
 
 
 class StreamLineBuffer:
-    """Buffer that splits a stream into lines; `rest`: the incomplete last line."""
+    """Buffer that splits received bytes into lines. `rest`: the incomplete last line."""
 
     def __init__(self) -> None:
         self.rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that `data` completes, without their ends."""
+        """Add `data`, and return the lines that are now complete, without their newlines."""
         *lines, self.rest = (self.rest + data).split(b"\n")
         return lines

@@ -1,4 +1,4 @@
-"""Table of Horovod's environment variables with a counterpart in ringtrain."""
+"""Environment variables of Horovod that ringtrain reads in place of its own."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ NEVER: Final = f"{LONGEST_TIMEOUT_S:.0f}"
 
 @dataclass(frozen=True)
 class HorovodVariable:
-    """Pair of variables: `horovod` is read if `ours` is unset.
+    """Variable `horovod` of Horovod that is used if ringtrain's variable `ours` is unset.
 
-    `translate(name, value)` returns ringtrain's value; empty: unset.
+    `translate(name, value)` returns ringtrain's value; if it is empty, `ours` stays unset.
     """
 
     horovod: str
@@ -30,7 +30,8 @@ class HorovodVariable:
 
 
 def log_level(name: str, value: str) -> str:
-    """Return Python's name of the level `value`, in either spelling. Raises ConfigurationError that names `name`."""
+    """Return Python's log level for a level in Horovod's or Python's spelling. Raises ConfigurationError for any other
+    value."""
     level = LOG_LEVELS.get(value.lower(), value.lower())
     if level not in OUR_LOG_LEVELS:
         expected = ", ".join((*OUR_LOG_LEVELS, *LOG_LEVELS))
@@ -64,43 +65,46 @@ def _horovod_seconds(name: str, value: str) -> str:
 
 
 COUNTERPARTS: Final = (
-    HorovodVariable("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _horovod_file, "`DYNAMIC` counts as not set"),
+    HorovodVariable("HOROVOD_TIMELINE", contract.ENV_TIMELINE, _horovod_file, "the value `DYNAMIC` counts as not set"),
     HorovodVariable(
-        "HOROVOD_LOG_LEVEL", contract.ENV_LOG_LEVEL, log_level, "`TRACE` is `debug`, `FATAL` is `critical`"
+        "HOROVOD_LOG_LEVEL", contract.ENV_LOG_LEVEL, log_level, "`TRACE` counts as `debug`, `FATAL` as `critical`"
     ),
     HorovodVariable(
         "HOROVOD_STALL_CHECK_DISABLE",
         contract.ENV_STALL_TIMEOUT,
         _never_if_disabled,
-        f"`1` is {NEVER}, eleven days",
+        f"the value `1` sets a timeout of {NEVER} s (eleven days)",
     ),
     HorovodVariable(
-        "HOROVOD_STALL_CHECK_DISABLE", contract.ENV_STALL_WARNING, _never_if_disabled, "`1`: no rank is named"
+        "HOROVOD_STALL_CHECK_DISABLE",
+        contract.ENV_STALL_WARNING,
+        _never_if_disabled,
+        "with the value `1`, no late rank is logged",
     ),
     HorovodVariable(
         "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS",
         contract.ENV_STALL_TIMEOUT,
         _never_if_0,
-        f"`0`, for ever in Horovod, is {NEVER}, eleven days",
+        f"the value `0` means no limit in Horovod, and {NEVER} s (eleven days) in Ringtrain",
     ),
     HorovodVariable(
         "HOROVOD_STALL_CHECK_TIME_SECONDS",
         contract.ENV_STALL_WARNING,
         _never_if_0,
-        "time after which late ranks are logged",
+        "seconds after which late ranks are logged",
     ),
-    HorovodVariable("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _horovod_seconds, "read by the command"),
+    HorovodVariable("HOROVOD_START_TIMEOUT", contract.ENV_START_TIMEOUT, _horovod_seconds, "only the command reads it"),
     HorovodVariable(
         "HOROVOD_ELASTIC_TIMEOUT",
         contract.ENV_START_TIMEOUT,
         _horovod_seconds,
-        "read by the command if `HOROVOD_START_TIMEOUT` is not set",
+        "only the command reads it, if `HOROVOD_START_TIMEOUT` is not set",
     ),
 )
 
 
 def with_counterparts(env: Mapping[str, str]) -> dict[str, str]:
-    """Return `env` with ringtrain's variables where only Horovod's are set.
+    """Return `env` with ringtrain's variables added where only Horovod's counterparts are set.
 
     Raises ConfigurationError for a bad value.
     """

@@ -1,4 +1,4 @@
-"""Hosts and numbers of ranks as users write them: `a:2,b:2`, or a hostfile."""
+"""Parser of lists of hosts with their numbers of ranks: `a:2,b:2`, or a hostfile."""
 
 import re
 import socket
@@ -21,7 +21,7 @@ _SITE: Final = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 
 @dataclass(frozen=True)
 class Host:
-    """Host, its slots, and the name of its site, if it has one."""
+    """Host with `slots`, the number of ranks to run there, and the name of its site, if any."""
 
     name: str
     slots: int
@@ -29,23 +29,23 @@ class Host:
 
     @property
     def is_here(self) -> bool:
-        """Return whether the name is one of this machine."""
+        """Return whether this host is the local machine."""
         return self.name in own_names()
 
 
 def own_names() -> frozenset[str]:
-    """Return the names under which this machine may be listed."""
+    """Return the names by which a list of hosts may mean the local machine."""
     name = socket.gethostname()
     return frozenset({LOCAL, "127.0.0.1", "::1", name, name.partition(".")[0]})
 
 
 def is_host_name(text: str) -> bool:
-    """Return whether `text` can be passed to ssh as a host."""
+    """Return whether `text` is safe and valid as a host name for ssh."""
     return _HOST.fullmatch(text) is not None
 
 
 def read_hosts(option: str, text: str, ranks: int) -> list[Host]:
-    """Return the hosts in `a:2,b:2` or `a:2@site1,b:2@site2`, the value of `option`.
+    """Return the hosts in `text`, such as `a:2,b:2` or `a:2@site1,b:2@site2`. `option`: named in errors.
 
     Raises ConfigurationError, with an example for `ranks` ranks.
     """
@@ -59,7 +59,8 @@ def read_hosts(option: str, text: str, ranks: int) -> list[Host]:
 
 
 def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
-    """Return the hosts of a file with lines `host slots=2`. Raises ConfigurationError that names the line."""
+    """Return the hosts in a file with lines such as `host slots=2`. Raises ConfigurationError for an invalid line, an
+    unreadable file or one without hosts."""
     try:
         lines = Path(path).read_text().splitlines()
     except (OSError, UnicodeError) as exc:
@@ -71,7 +72,9 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
             continue
         source, found = f"{option} {path}, line {number}", _LINE.fullmatch(text)
         if found is None:
-            raise ConfigurationError(f"{source}: {line!r}; expected host slots={ranks}")
+            raise ConfigurationError(
+                f"{source}: {line!r} is not a host; expected HOST slots=N, such as localhost slots={ranks}"
+            )
         # A name with several colons and without brackets is an IPv6 address.
         whole = found["host"].count(":") > 1 and not found["host"].startswith("[")
         name, count = (found["host"], "") if whole else _host_entry_parts(found["host"])
@@ -79,7 +82,9 @@ def read_hostfile(option: str, path: str, ranks: int) -> list[Host]:
             raise ConfigurationError(f"{source}: {text!r} has two numbers of slots; expected one")
         hosts.append(_parsed_host(source, name, count or found["slots"] or "", ranks, found["site"]))
     if not hosts:
-        raise ConfigurationError(f"{option} {path}: it has no host; expected lines such as localhost slots={ranks}")
+        raise ConfigurationError(
+            f"{option} {path}: the file has no host; expected lines such as localhost slots={ranks}"
+        )
     return hosts
 
 

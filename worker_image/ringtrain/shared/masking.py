@@ -1,4 +1,4 @@
-"""Masking of secrets in shown commands and settings, so that they do not leave the process."""
+"""Masking of secrets in commands and settings before they are shown or logged."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -15,13 +15,13 @@ _IN_ADDRESS = re.compile(r"(://[^/\s:@]*:)[^/\s@]+@")
 
 
 def names_secret(name: str) -> bool:
-    """Return whether a value with this `name` is probably a secret."""
+    """Return whether `name`, such as `hf_token`, is probably the name of a secret."""
     # A capital begins a word: tokenSize contains the word token, and so does max_token.
     return _NAME.search(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", name)) is not None
 
 
 def without_secrets(text: str) -> str:
-    """Return `text` with `***` for passwords in addresses, and for values assigned to names of secrets."""
+    """Return `text` with `***` in place of passwords in URLs and of values assigned to names of secrets."""
     return _IN_ADDRESS.sub(rf"\1{MASK}@", _ASSIGNED.sub(_masked_assignment, text))
 
 
@@ -30,7 +30,7 @@ def _masked_assignment(assigned: re.Match[str]) -> str:
 
 
 def shown_command(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words of a command, without secrets in `--token=x`, `--token x`, `TOKEN=x`, and in addresses."""
+    """Yield the words of a command with `***` in place of secrets, as in `--token=x`, `--token x` or URLs."""
     name = ""
     for word in words:
         is_secret = name and not word.startswith("-") and not _COUNT.fullmatch(f"{name}={word}")

@@ -1,4 +1,4 @@
-"""Conversion of dataclasses to protobuf and back: a dataclass and its message have fields of the same names."""
+"""Conversion between dataclasses and protobuf messages that have fields of the same names."""
 
 import functools
 import typing
@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def message_fields(value: Any) -> Any:
-    """Return the dataclass `value` as keyword arguments of its message. Fields that are None are omitted."""
+    """Return a dataclass as the keyword arguments that construct its protobuf message."""
     if isinstance(value, str):  # a program's name may contain invalid bytes (lone surrogates in Python)
         return value if value.isascii() else value.encode("utf-8", "replace").decode()
     if isinstance(value, tuple):
@@ -21,13 +21,13 @@ def message_fields(value: Any) -> Any:
 
 
 def from_message(kind: Callable[..., T], message: Any) -> T:
-    """Return the dataclass `kind` in `message`. Raises ValueError for an unknown enum value, such as of a phase."""
+    """Return a protobuf message as the dataclass `kind`. Raises ValueError for an unknown enum value."""
     return kind(*[read(message) for read in _readers(kind)])
 
 
 @functools.cache  # used for every heartbeat of every worker
 def _readers(kind: Any) -> list[Callable[[Any], Any]]:
-    """Return a reader for each field of the dataclass `kind`."""
+    """Return, for each field of the dataclass `kind`, a function that reads it from a protobuf message."""
     return [_reader(name, hint) for name, hint in typing.get_type_hints(kind).items()]
 
 

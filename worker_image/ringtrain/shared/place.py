@@ -1,4 +1,4 @@
-"""Place of a rank in the world, and among the ranks of its host or pod; and the variables that pass it."""
+"""Place of a rank (rank, local rank and cross rank), and the environment variables that contain it."""
 
 import os
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from ringtrain.shared import contract
 
 
 def job_variables(name: str, namespace: str, uid: str, workers: int, slots: int) -> dict[str, str]:
-    """Return the variables of launcher and agents of a ring job without pods, which has one attempt."""
+    """Return the variables that launcher and agents of a job outside Kubernetes get instead of the operator's."""
     return {
         contract.ENV_JOB_NAME: name,
         contract.ENV_JOB_NAMESPACE: namespace,
@@ -23,9 +23,9 @@ def job_variables(name: str, namespace: str, uid: str, workers: int, slots: int)
 
 @dataclass(frozen=True)
 class RankPlace:
-    """Place of a rank.
+    """Rank and size of the world, local rank on the host or in the pod, and cross rank between hosts.
 
-    `cross_rank` of `cross_size`: among the ranks with the same position on their hosts.
+    `cross_rank`: index of this rank among the `cross_size` ranks that have the same local rank on their hosts.
     """
 
     rank: int = 0
@@ -37,7 +37,7 @@ class RankPlace:
 
     @staticmethod
     def among(hosts: Sequence[Sequence[int]], rank: int) -> "RankPlace":
-        """Return the place of `rank`; `hosts`: the ranks of each host."""
+        """Return the place of `rank` in a world whose hosts have these ranks."""
         own = next(ranks for ranks in hosts if rank in ranks)
         position = own.index(rank)
         column = [ranks[position] for ranks in hosts if len(ranks) > position]
@@ -45,9 +45,7 @@ class RankPlace:
         return RankPlace(rank, size, position, len(own), column.index(rank), len(column))
 
     def variables(self) -> dict[str, str]:
-        """Return ringtrain's variables, and those of Horovod's launchers, which scripts read:
-        `os.environ["HOROVOD_RANK"]`.
-        """
+        """Return the place as environment variables, under ringtrain's and Horovod's names (`HOROVOD_RANK`)."""
         values = {
             contract.ENV_RANK: self.rank,
             contract.ENV_SIZE: self.size,

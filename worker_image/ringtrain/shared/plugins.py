@@ -1,4 +1,4 @@
-"""Aliases in `ringtrain` for packages of plugins: `ringtrain.NAME` is the package `ringtrain_NAME`."""
+"""Access to plugins under names in `ringtrain`: `ringtrain.NAME` is the installed package `ringtrain_NAME`."""
 
 import importlib
 import importlib.util
@@ -11,7 +11,7 @@ from typing import Any
 
 
 def provide(alias: str, package: str) -> None:
-    """Make `alias` and all its submodules other names of `package`: one module object under two names.
+    """Make the module `alias` and its submodules other names of `package`, a plugin's package.
 
     Call it from the module `alias` itself. Raises ModuleNotFoundError that says what to install if the plugin is not
     installed.
@@ -31,7 +31,7 @@ def provide(alias: str, package: str) -> None:
 
 
 def load_on_use(module: str, **places: str) -> Callable[[str], Any]:
-    """Return a `__getattr__` for `module` that imports each name of `places` from its module on first use.
+    """Return a `__getattr__` for `module` that imports the names in `places` from other modules on first use.
 
     For names that need another plugin: `module` can then be imported without that plugin.
     """
@@ -48,7 +48,7 @@ _packages: dict[str, str] = {}  # by alias
 
 
 class _AliasFinder(MetaPathFinder, Loader):
-    """Find `ringtrain.NAME.rest` as `ringtrain_NAME.rest`. Without it, Python would load a second copy of the file."""
+    """Import hook that finds `ringtrain.NAME.rest` as `ringtrain_NAME.rest`, so that no module is loaded twice."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -64,14 +64,14 @@ class _AliasFinder(MetaPathFinder, Loader):
         return module
 
     def get_code(self, fullname: str) -> CodeType | None:
-        """Return the module's code, for `python -m`."""
+        """Return the module's code, which `python -m` needs."""
         found = importlib.util.find_spec(str(_real_name(fullname)))
         loader: Any = None if found is None else found.loader
         code: CodeType | None = None if found is None else loader.get_code(found.name)
         return code
 
     def exec_module(self, module: ModuleType) -> None:
-        """Restore the module's own spec, which the import system has replaced; the module has run already."""
+        """Restore the module's own spec, which the import system has replaced by the spec of the alias."""
         alias_spec = module.__spec__
         assert alias_spec is not None
         module.__spec__ = alias_spec.loader_state

@@ -1,4 +1,4 @@
-"""Reservation of ports for other processes, until these bind them."""
+"""Reservation of free ports for processes that will listen on them later."""
 
 import random
 import socket
@@ -12,11 +12,11 @@ _TRIES = 2000
 
 
 class PortTaken(RingtrainError):
-    """A required port is in use on this host."""
+    """Error: a port that is needed on this host is in use."""
 
 
 class HeldPorts:
-    """Ports bound by this process. `release` them right before the rank that needs them starts, or `share` them.
+    """Ports that this process has bound, so that no other process takes them before the rank that needs them starts.
 
     Free ports are chosen below the kernel's range of ephemeral ports, so that no connection uses one by accident
     between the release and the rank's own bind.
@@ -27,25 +27,26 @@ class HeldPorts:
         self._ceiling = _ephemeral_start()
 
     def take(self, base: int, count: int) -> tuple[int, ...]:
-        """Bind `count` ports from `base` on, or any if `base` is 0. Raises PortTaken that names one in use."""
+        """Bind and return `count` ports from `base` on, or any free ports if `base` is 0. Raises PortTaken if a port is
+        in use."""
         if base == 0:
             return tuple(self._take_any() for _ in range(count))
         for port in range(base, base + count):
             if not self._hold(port):
                 last = base + count - 1
-                raise PortTaken(f"port {port} is in use on this host; ports {base}..{last} were to be listened on")
+                raise PortTaken(f"port {port} is in use on this host; expected {base}..{last} to be free")
         return tuple(range(base, base + count))
 
     def share(self) -> None:
-        """Let other processes of this user listen on the bound ports, if they set SO_REUSEPORT.
+        """Allow other processes of this user to bind these ports as well, if they set SO_REUSEPORT.
 
-        No other process can then take a port before the intended one binds it.
+        A port then stays bound until its rank has bound it, so that no other process can take it in between.
         """
         for held in self._sockets:
             held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
 
     def release(self, ports: Collection[int] | None = None) -> None:
-        """Close `ports`; None stands for all."""
+        """Close `ports` (None: all ports), so that other processes can bind them."""
         for held in list(self._sockets):
             if ports is None or held.getsockname()[1] in ports:
                 held.close()

@@ -1,4 +1,4 @@
-"""Processes of this machine, from /proc."""
+"""Information about processes of this machine, from /proc."""
 
 import os
 from contextlib import suppress
@@ -14,7 +14,7 @@ _RUNNERS: Final = frozenset(
 
 @dataclass(frozen=True)
 class ProcessView:
-    """One process. `state`: the letter of ps; `started`: ticks since boot, which identifies a reused process id."""
+    """One process. `state`: letter as in ps. `started`: start time in ticks, by which a reused pid is recognized."""
 
     pid: int
     state: str
@@ -24,7 +24,7 @@ class ProcessView:
 
 
 def process_view(pid: int) -> ProcessView | None:
-    """Return the process in /proc/PID/stat; None if it has ended and was reaped."""
+    """Return the process with this pid; None if it has ended and was reaped."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
@@ -35,13 +35,13 @@ def process_view(pid: int) -> ProcessView | None:
 
 
 def living_processes() -> dict[int, ProcessView]:
-    """Return all processes except zombies, by process id."""
+    """Return all processes of this machine except zombies, by pid."""
     views = (process_view(int(name)) for name in os.listdir("/proc") if name.isdecimal())
     return {view.pid: view for view in views if view is not None and view.state not in "ZX"}
 
 
 def handles_signal(pid: int, number: int) -> bool:
-    """Return whether the process catches or ignores the signal; otherwise the signal ends it."""
+    """Return whether the process catches or ignores signal `number`, instead of being ended by it."""
     with suppress(OSError), open(f"/proc/{pid}/status") as status:
         masks = [line.split()[1] for line in status if line.startswith(("SigCgt:", "SigIgn:"))]
         return any(int(mask, 16) >> (number - 1) & 1 for mask in masks)
@@ -49,7 +49,7 @@ def handles_signal(pid: int, number: int) -> bool:
 
 
 def is_shell(pid: int) -> bool:
-    """Return whether the process is a shell, or another program that only runs others."""
+    """Return whether the process is a shell or a similar program, such as `timeout`, that runs other programs."""
     with suppress(OSError):
         return os.path.basename(os.readlink(f"/proc/{pid}/exe")) in _RUNNERS
     return False

@@ -1,4 +1,4 @@
-"""Start of processes, and cleanup of all their descendants.
+"""Starting, stopping and cleaning up processes and all their descendants.
 
 There are two ways to find a process's descendants, whatever sessions and process groups they use. PID 1 of a pod ends
 its children, which all orphans become. An MPI daemon is one of several in its pod: its descendants inherit its
@@ -8,6 +8,7 @@ A run's temporary folder and processes are removed, even if the run itself is ki
 """
 
 import ctypes
+import errno
 import fcntl
 import math
 import os
@@ -26,6 +27,8 @@ from typing import Any, Final
 from ringtrain.shared import contract
 from ringtrain.shared.proc import living_processes, process_view
 
+# Errors of a program's start that another attempt does not fix, unlike a lack of memory or processes.
+NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -38,7 +41,7 @@ _POLL_S = 0.05
 
 @dataclass(frozen=True)
 class RankProcess:
-    """Running rank. Its process leads a session. `log_fd`, `report_fd`: read ends of its pipes."""
+    """Running process of a rank, which leads a session. `log_fd`, `report_fd`: read ends of its pipes."""
 
     rank: int
     pid: int
@@ -48,7 +51,7 @@ class RankProcess:
 
 @contextmanager
 def signal_handler(handler: Callable[[int, Any], None], *numbers: int) -> Iterator[None]:
-    """Install `handler` for the signals `numbers` within the context, and restore the earlier handlers afterwards."""
+    """Handle the signals `numbers` by `handler` within the context, and restore earlier handlers afterwards."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -58,7 +61,7 @@ def signal_handler(handler: Callable[[int, Any], None], *numbers: int) -> Iterat
 
 
 def signal_name(number: int) -> str:
-    """Return SIGTERM for 15; for one without a name, such as a real-time signal, its number."""
+    """Return the name of a signal, such as SIGTERM for 15; `signal 40` if it has no name."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -66,14 +69,12 @@ def signal_name(number: int) -> str:
 
 
 def become_subreaper() -> None:
-    """Make orphaned descendants of this process its children, as they are for PID 1."""
+    """Make this process the parent of its orphaned descendants, like PID 1 in a container."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def die_with_parent(parent: int) -> Callable[[], None]:
-    """Return a function for a child to run before exec: the child is killed when the thread of `parent` that made it
-    ends.
-    """
+    """Return a `preexec_fn` that makes the kernel kill the child when the thread that started it ends."""
 
     def arrange() -> None:
         _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
@@ -84,7 +85,7 @@ def die_with_parent(parent: int) -> Callable[[], None]:
 
 
 def start_child(command: Sequence[str], environment: Mapping[str, str], **streams: Any) -> "subprocess.Popen[bytes]":
-    """Start `command` as the leader of its own session, which ends when this process does.
+    """Start `command` in a separate session, and return the process. The kernel kills it when the calling thread ends.
 
     `streams`: further arguments of Popen; stdin is empty by default. Call it from a thread that lives as long as the
     child must.
@@ -99,7 +100,7 @@ def start_child(command: Sequence[str], environment: Mapping[str, str], **stream
 
 
 def end_child(process: "subprocess.Popen[bytes]", patience_s: float = 0.0) -> bool:
-    """Wait for `process` to end; kill it after `patience_s`. Return whether it ended without being killed."""
+    """Wait up to `patience_s` for `process` to end, then kill it. Return whether it ended by itself."""
     try:
         process.wait(patience_s)
     except subprocess.TimeoutExpired:
@@ -110,7 +111,8 @@ def end_child(process: "subprocess.Popen[bytes]", patience_s: float = 0.0) -> bo
 
 
 def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]) -> RankProcess:
-    """Start `command` as `rank`. Raises OSError if it cannot be executed. Call from the main thread only."""
+    """Start `command` as the process of rank `rank`, and return the process. Raises OSError if it cannot be executed.
+    Call it from the main thread only."""
     log_read, log_write = make_pipe()
     report_read, report_write = make_pipe()
     # A rank must never wait for the reader of its reports.
@@ -135,7 +137,7 @@ def start_rank(rank: int, command: Sequence[str], environment: Mapping[str, str]
 
 
 def make_pipe() -> tuple[int, int]:
-    """Create a pipe for a rank's output, with a large buffer and a non-blocking read end. Return read and write end."""
+    """Return read and write end of a pipe with a large buffer. Reads do not block."""
     read, write = os.pipe()
     with suppress(OSError):  # above the user's limit of pipe pages: use the default size
         fcntl.fcntl(write, _F_SETPIPE_SZ, _PIPE_BYTES)
@@ -144,7 +146,7 @@ def make_pipe() -> tuple[int, int]:
 
 
 def reap() -> list[tuple[int, int]]:
-    """Return (pid, wait status) of every child that has ended, including orphans."""
+    """Return (pid, wait status) of each child that has ended, including adopted orphans."""
     ended: list[tuple[int, int]] = []
     while True:
         try:
@@ -157,19 +159,19 @@ def reap() -> list[tuple[int, int]]:
 
 
 def signal_group(pid: int, number: int) -> None:
-    """Send a signal to the process group that `pid` leads; does nothing if it has ended."""
+    """Send signal `number` to the process group that `pid` leads. Does nothing if the group has ended."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(pid, number)
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether a signal has stopped the process, and none has continued it. Tracing does not count."""
+    """Return whether the process was stopped by a signal, such as SIGSTOP, and not continued."""
     view = process_view(pid)
     return view is not None and view.state == "T"
 
 
 def kill_descendants() -> bool:
-    """Kill every child of this process by SIGKILL. Return whether there was one.
+    """Send SIGKILL to every child of this process. Return whether there was one.
 
     If orphans are adopted (`become_subreaper`), repeating this until it returns False leaves no descendant.
     """
@@ -178,12 +180,12 @@ def kill_descendants() -> bool:
 
 
 def signal_marked(marker: str, number: int, variable: str = MARKER) -> int:
-    """Send signal `number` to all processes of `marker`. Return their number."""
+    """Send signal `number` to all processes that have `variable` = `marker` in their environment. Return how many."""
     return _signal_all(marked_processes(marker, variable), number)
 
 
 def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.monotonic) -> None:
-    """End all processes of `marker`: SIGTERM, then SIGKILL to those that still run after `grace_s`."""
+    """End all processes with RINGTRAIN_MPI_DAEMON = `marker` in their environment: SIGTERM, SIGKILL after `grace_s`."""
     deadline = clock() + grace_s
     signal_marked(marker, signal.SIGTERM)
     while marked_processes(marker) and clock() < deadline:
@@ -192,7 +194,7 @@ def end_marked(marker: str, grace_s: float, clock: Callable[[], float] = time.mo
 
 
 def kill_marked(marker: str, variable: str = MARKER, within_s: float = math.inf) -> None:
-    """Kill all processes of `marker` by SIGKILL, and wait for them; `within_s`: limit for one that waits for a disk."""
+    """Kill all processes with `variable` = `marker` in their environment, and wait up to `within_s` for their end."""
     deadline = time.monotonic() + within_s
     # Repeated: a process may have forked between the search and the signal.
     while signal_marked(marker, signal.SIGKILL, variable) and time.monotonic() < deadline:
@@ -200,7 +202,7 @@ def kill_marked(marker: str, variable: str = MARKER, within_s: float = math.inf)
 
 
 def marked_processes(marker: str, variable: str = MARKER) -> list[int]:
-    """Return the ids of all living processes with `marker` as `variable` in their environment; zombies have none."""
+    """Return the pids of all living processes that have `variable` = `marker` in their environment."""
     wanted = f"{variable}={marker}".encode()
     found = []
     for pid in living_processes():
@@ -224,9 +226,10 @@ _PACKAGES: Final = Path(__file__).parents[2]
 
 @contextmanager
 def run_folder() -> Iterator[Path]:
-    """Create a folder; after the context, kill every process that has it as RINGTRAIN_RUN_FOLDER, and remove it.
+    """Create a temporary folder. On exit, kill every process that has it as RINGTRAIN_RUN_FOLDER, and remove the
+    folder.
 
-    A second process watches this one, and does the same if this one is killed.
+    A second process watches this process, and does the same if this process is killed.
     """
     folder = Path(tempfile.mkdtemp(prefix="ringtrain-"))
     # Isolated mode: neither the user's directory nor Python's variables change the loaded modules.
@@ -252,7 +255,7 @@ def run_folder() -> Iterator[Path]:
 
 
 def watch_run_folder(folder: str) -> None:
-    """Wait until stdin has a byte (all was cleared) or ends (the writing process was killed); then clear the folder."""
+    """Wait for a byte on stdin. If stdin closes without one, its writer was killed, so clear the folder."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     if not sys.stdin.buffer.read(1):

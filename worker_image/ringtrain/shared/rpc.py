@@ -1,4 +1,4 @@
-"""Control channels and servers: TLS with certificates, else loopback; always with the token."""
+"""Channels and servers for control messages: TLS with the job's certificates, else loopback; always with the token."""
 
 import hmac
 import logging
@@ -51,14 +51,14 @@ _SERVER = (
 
 @dataclass(frozen=True)
 class RpcPeer:
-    """Identity of the other end: the role in its certificate, in the job `uid`."""
+    """Identity that the other end's certificate must prove: a `role`, in the job with UID `uid`."""
 
     role: str
     uid: str
 
 
 def dial(address: str, secrets: Secrets, peer: RpcPeer, clients: int = 1) -> grpc.Channel:
-    """Return a channel to `address` that accepts only a server with the role and uid of `peer`, and sends the token.
+    """Return a channel to `address` that sends the token and accepts only a server with the identity `peer`.
 
     `clients`: how many may dial that server at the same time.
     """
@@ -71,16 +71,16 @@ def dial(address: str, secrets: Secrets, peer: RpcPeer, clients: int = 1) -> grp
 
 
 def handshake_time_s(clients: int) -> float:
-    """Return the time that a server takes for `clients` that dial at the same time.
+    """Return how long a server may need for the TLS handshakes of `clients` that connect at the same time.
 
-    It serves them concurrently, so each may take as long as all: a client that gives up earlier dials again, and costs
-    the server the same time once more.
+    The server serves them concurrently, so each may take as long as all together. A client that gives up earlier dials
+    again, and costs the server the same time once more.
     """
     return min(clients * _EACH_CLIENT_S, _LONGEST_CROWD_S)
 
 
 def channel_options(peer: RpcPeer, clients: int) -> tuple[tuple[str, Any], ...]:
-    """Return the options of a channel to `peer`, a server that `clients` may dial at the same time."""
+    """Return the gRPC options of a channel to `peer`, to which `clients` may connect at the same time."""
     return (
         *_CLIENT,
         *_keepalive(clients),
@@ -92,7 +92,7 @@ def channel_options(peer: RpcPeer, clients: int) -> tuple[tuple[str, Any], ...]:
 
 
 def _keepalive(clients: int) -> tuple[tuple[str, int], ...]:
-    """Return keepalive options: a server of thousands of clients answers a ping late."""
+    """Return gRPC keepalive options that allow for a server with many clients, which answers pings late."""
     patience_ms = round(1000 * max(_KEEPALIVE_S, handshake_time_s(clients)))
     return (("grpc.keepalive_time_ms", patience_ms), ("grpc.keepalive_timeout_ms", patience_ms))
 
@@ -106,7 +106,7 @@ class ControlServer:
     _pool: ThreadPoolExecutor
 
     def close(self, grace_s: float) -> None:
-        """Stop listening, let calls in progress end within `grace_s`, and end the threads."""
+        """Stop listening, wait up to `grace_s` for calls in progress, and end the threads."""
         self._server.stop(grace_s).wait(grace_s + 1.0)
         self._pool.shutdown(wait=False)
 
@@ -121,10 +121,12 @@ def serve(
     is_held: bool = False,
     others: Mapping[str, RpcPeer] | None = None,
 ) -> ControlServer:
-    """Start a server for clients with the role and uid of `peer`; `register` adds the services.
+    """Start and return a server on `port` that accepts only clients with the identity `peer`.
 
-    Without certificates it listens on loopback only. `is_held`: another process has bound the port and shares it.
-    `others`: services, by full name, with other clients than `peer`. Raises PortTaken if the port is in use.
+    Without certificates it listens on loopback only. `threads`: number of calls that run at the same time. `register`:
+    adds the services to the server. `is_held`: whether another process has bound the port and shares it. `others`: for
+    services with other clients than `peer`, the clients' identity by the service's full name. Raises PortTaken if the
+    port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
     check = _RpcPeerInterceptor(RpcPeerCheck(secrets, peer, others or {}))
@@ -136,7 +138,8 @@ def serve(
 
 
 def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
-    """Return the options of a server with `clients` clients."""
+    """Return the gRPC options of a server for `clients` clients. `is_held`: whether another process has bound the
+    port."""
     return (
         *_SERVER,
         *_keepalive(clients),
@@ -147,7 +150,7 @@ def server_options(clients: int, is_held: bool) -> tuple[tuple[str, int], ...]:
 
 
 def bind(server: Any, port: int, secrets: Secrets) -> int:
-    """Make `server` listen on `port` (0: any), without certificates on loopback only. Return the port.
+    """Make `server` listen on `port` (0: any) and return the port; on loopback only if there are no certificates.
 
     Raises PortTaken.
     """
@@ -160,7 +163,7 @@ def bind(server: Any, port: int, secrets: Secrets) -> int:
         except RuntimeError:  # IPv6 is not available
             return int(server.add_secure_port(f"0.0.0.0:{port}", credentials))
     except RuntimeError as exc:
-        raise PortTaken(f"port {port} cannot be listened on: is another process using it? ({exc})") from exc
+        raise PortTaken(f"cannot listen on port {port}: is another process using it? ({exc})") from exc
 
 
 class _RpcTokenInterceptor(
@@ -181,9 +184,9 @@ class _RpcTokenInterceptor(
 
 
 class RpcPeerCheck:
-    """Check that a call has the job's token and comes from a certificate of the right role and job.
+    """Check of incoming calls for the job's token and for a certificate of the right role and job.
 
-    `others`: services, by full name, with other clients than `peer`.
+    `others`: for services with other clients than `peer`, the clients' identity by the service's full name.
     """
 
     def __init__(self, secrets: Secrets, peer: RpcPeer, others: Mapping[str, RpcPeer]) -> None:
@@ -193,17 +196,17 @@ class RpcPeerCheck:
         self._complaints = RateLimitedWarnings(log.warning)
 
     def knows_token(self, metadata: Any) -> bool:
-        """Return whether a call's metadata has the token."""
+        """Return whether a call's metadata contains the job's token, or no token is required."""
         token = dict(metadata).get(TOKEN_KEY, "")
         given = token if isinstance(token, bytes) else token.encode()
         return not self._secrets.token or hmac.compare_digest(given, self._secrets.token.encode())
 
     def peer_of(self, method: str) -> RpcPeer:
-        """Return the peer that may call `method`, a path."""
+        """Return the identity that callers of `method` must have."""
         return self._others.get(method.split("/")[1], self._peer)
 
     def problem(self, context: Any, peer: RpcPeer) -> str:
-        """Return the reason for which the caller's certificate does not belong to `peer`; empty if it does."""
+        """Return why the caller's certificate is not that of `peer`; empty if it is, or without TLS."""
         expected = dns_name(peer.role, peer.uid)
         return "" if self._secrets.tls is None else caller_problem(context, expected)
 
@@ -213,9 +216,7 @@ class RpcPeerCheck:
 
 
 class _RpcPeerInterceptor(grpc.ServerInterceptor):  # type: ignore[misc]
-    """Server interceptor that refuses and logs calls without the job's token, or from a certificate of another role or
-    job.
-    """
+    """Server interceptor that refuses and logs calls without the job's token or with a wrong certificate."""
 
     def __init__(self, check: RpcPeerCheck) -> None:
         self._check = check

@@ -1,4 +1,4 @@
-"""Certificates and token of the job, from files in RINGTRAIN_SECRET_DIR."""
+"""Certificates and token of the job, read from the files in RINGTRAIN_SECRET_DIR."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,7 +11,8 @@ from ringtrain.shared.tls import CERTIFICATE_FILES, TlsCertificates
 
 @dataclass(frozen=True)
 class Secrets:
-    """Credentials of a pod. No `tls`: control uses only loopback. Empty `token`: none is required."""
+    """Credentials of a pod. Without `tls`, control messages use only loopback. If `token` is empty, no token is
+    required."""
 
     tls: TlsCertificates | None = None
     token: str = field(default="", repr=False)
@@ -20,15 +21,16 @@ class Secrets:
 
 
 def dns_name(role: str, uid: str) -> str:
-    """Return the DNS name in a certificate of `role` in the job `uid`."""
+    """Return the DNS name that a certificate of `role` in the job `uid` contains."""
     return f"{role}.{uid}.ringtrain"
 
 
 def load_secrets(env: EnvironmentVariables) -> Secrets:
-    """Return the secrets in RINGTRAIN_SECRET_DIR, or none if it is unset and the default directory is absent.
+    """Return the secrets in RINGTRAIN_SECRET_DIR; no secrets if the variable is unset and the default directory does
+    not exist.
 
     A directory with only the token is accepted (control uses only loopback). Raises ConfigurationError if the directory
-    was named but is absent, has neither, or has only some of the certificate files.
+    was named but is absent, or if it has neither a token nor certificates, or only some of the certificate files.
     """
     named = env.optional(contract.ENV_SECRET_DIR)
     directory = Path(named or contract.SECRET_DIR)
@@ -44,12 +46,12 @@ def load_secrets(env: EnvironmentVariables) -> Secrets:
 
 def _load_secret(directory: Path, setting: str) -> Secrets:
     if not directory.is_dir():
-        raise ConfigurationError(f"{setting}: no such directory")
+        raise ConfigurationError(f"{setting}: the directory does not exist")
     present = [name for name in CERTIFICATE_FILES if (directory / name).is_file()]
     missing = sorted(set(CERTIFICATE_FILES) - set(present))
     token_file = directory / "token"
     if (present and missing) or not (present or token_file.is_file()):
-        raise ConfigurationError(f"{setting}: expected {', '.join(missing)} in it")
+        raise ConfigurationError(f"{setting}: the directory lacks {', '.join(missing)}")
     tls = TlsCertificates.read(directory) if present else None
     if not token_file.is_file():
         return Secrets(tls, directory=directory)

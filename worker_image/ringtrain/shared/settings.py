@@ -1,4 +1,4 @@
-"""Settings as dataclass fields that name their variable, its type, and its default.
+"""Declaration of settings as dataclass fields, each with its environment variable, type and default.
 
     @dataclass(frozen=True, kw_only=True)
     class AgentPorts(Settings):
@@ -24,16 +24,19 @@ Derived = Callable[[Any], Any]
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Base of frozen dataclasses whose fields are variables. A field without a variable has its default."""
+    """Base class of frozen dataclasses whose fields are read from environment variables."""
 
     @classmethod
     def from_env(cls, env: Mapping[str, str], **known: Any) -> Self:
-        """Read the variables in `env`. `known`: further values for derived defaults. Raises ConfigurationError."""
+        """Return the settings read from `env`. Raises ConfigurationError if a setting is invalid.
+
+        `known`: values, by field name, from which defaults are computed.
+        """
         return cls.read(EnvironmentVariables(env), **known)
 
     @classmethod
     def read(cls, env: EnvironmentVariables, **known: Any) -> Self:
-        """Read the variables, as `from_env` does."""
+        """Return the settings read from `env`. `known`: values, by field name, from which defaults are computed."""
         seen, values = SimpleNamespace(**known), dict[str, Any]()
         for declared in fields(cls):
             if (read := declared.metadata.get("read")) is not None:
@@ -44,13 +47,13 @@ class Settings:
         return settings
 
     def check(self) -> None:
-        """Raise ConfigurationError if valid values contradict each other."""
+        """Raise ConfigurationError if settings that are valid one by one contradict each other."""
 
 
 def setting(
     read: Callable[[EnvironmentVariables, Any], Any], default: Any = REQUIRED, *, is_secret: bool = False
 ) -> Any:
-    """Declare a field with the value of `read(variables, earlier settings)`.
+    """Declare a field whose value is `read(variables, settings declared before it)`.
 
     `default`: default of the constructor. `is_secret`: whether the repr omits it.
     """
@@ -58,14 +61,14 @@ def setting(
 
 
 def part(kind: type[Settings]) -> Any:
-    """Declare a field that is a group of settings."""
+    """Declare a field that is itself a group of settings, of class `kind`."""
     return field(default_factory=kind, metadata={"read": lambda env, _: kind.read(env)})
 
 
 def text(
     name: str, default: Any = REQUIRED, derived: Derived | None = None, *, made: Callable[[str], Any] = str
 ) -> Any:
-    """Declare a text; `made` converts the value, and may raise ConfigurationError."""
+    """Declare a text variable. `made`: converts its value, and may raise ConfigurationError."""
     return _variable(name, lambda env, _: made(env.text(name)), default, derived)
 
 
@@ -74,17 +77,17 @@ def path(name: str, default: Path | None = None) -> Any:
 
 
 def choice(name: str, allowed: tuple[str, ...], default: Any = REQUIRED, made: Callable[[str], Any] = str) -> Any:
-    """Declare one of `allowed`; `made` converts the value."""
+    """Declare a variable whose value must be one of `allowed`. `made`: converts the value."""
     return _variable(name, lambda env, _: made(env.choice(name, allowed)), default)
 
 
 def flag(name: str, default: bool | None = False) -> Any:
-    """Declare a boolean variable, which must be 0 or 1."""
+    """Declare a boolean variable, whose value must be 0 or 1."""
     return _variable(name, lambda env, _: env.choice(name, ("0", "1")) == "1", default)
 
 
 def switch(name: str) -> Any:
-    """Declare a boolean that is True if the variable is 1, and False otherwise."""
+    """Declare a boolean variable that is True for the value 1 and False for any other value."""
     return _variable(name, lambda env, _: env.text(name) == "1", False)
 
 
@@ -96,7 +99,7 @@ def integer(
     low: int | Derived,
     high: int | Derived = HIGHEST,
 ) -> Any:
-    """Declare an integer in `low`..`high`."""
+    """Declare an integer variable from `low` to `high`. `derived`: computes the default."""
 
     def read(env: EnvironmentVariables, seen: Any) -> int:
         lowest, highest = (bound(seen) if callable(bound) else bound for bound in (low, high))
@@ -106,12 +109,12 @@ def integer(
 
 
 def tcp_port(name: str, default: int) -> Any:
-    """Declare a TCP port; 0 stands for any free port."""
+    """Declare a variable with a TCP port; 0 means any free port."""
     return integer(name, default, low=0, high=65535)
 
 
 def seconds(name: str, default: float, derived: Derived | None = None, *, zero: bool = False) -> Any:
-    """Declare seconds above 0; `zero`: 0 is allowed."""
+    """Declare a variable with seconds above 0. `zero`: whether 0 is allowed. `derived`: computes the default."""
     return _variable(name, lambda env, _: env.seconds(name, zero=zero), default, derived)
 
 
@@ -122,7 +125,7 @@ def address(name: str, default: Any = REQUIRED) -> Any:
 def _variable(
     name: str, parse: Callable[[EnvironmentVariables, Any], Any], default: Any, derived: Derived | None = None
 ) -> Any:
-    """Declare a field. If the variable is not set when it is read, `derived` computes the default."""
+    """Declare a field that `parse` reads from the variable `name`. `derived`: computes the default."""
 
     def read(env: EnvironmentVariables, seen: Any) -> Any:
         unset = default if derived is None else derived(seen)

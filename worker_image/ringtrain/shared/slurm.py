@@ -1,4 +1,4 @@
-"""Variables of SLURM with a job's nodes and the number of tasks on each."""
+"""Parser of SLURM's variables for the nodes of a job and the number of tasks on each."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -12,24 +12,24 @@ _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 
 
 def node_names(variable: str, env: Mapping[str, str]) -> list[str]:
-    """Return the nodes of a list in SLURM's short form: `gpu[01-03,7],login` are gpu01, gpu02, gpu03, gpu7, login.
+    """Return the nodes in a variable in SLURM's short form, such as `gpu[01-03,7],login`.
 
     Raises ConfigurationError, which names `variable`.
     """
     text = env.get(variable, "")
     names = [name for entry in _ENTRY.findall(text) for name in _expanded_node_names(entry, variable, text)]
     if not names:
-        raise ConfigurationError(f'{variable} is "{shown(text)}"; expected names of nodes, as gpu[01-04]')
+        raise ConfigurationError(f'{variable} is "{shown(text)}"; expected names of nodes, such as gpu[01-04]')
     return names
 
 
 def tasks_of_nodes(variable: str, env: Mapping[str, str]) -> list[int]:
-    """Return the numbers of tasks in SLURM's short form: `2(x3),1` is 2, 2, 2, 1. Raises ConfigurationError."""
+    """Return the number of tasks on each node, from SLURM's short form: `2(x3),1` is [2, 2, 2, 1]."""
     counts: list[int] = []
     for entry in env.get(variable, "").split(","):
         if not (found := _TASKS.fullmatch(entry)):
             text = shown(env.get(variable, ""))
-            raise ConfigurationError(f'{variable} is "{text}"; expected tasks of nodes, as 2(x3),1')
+            raise ConfigurationError(f'{variable} is "{text}"; expected numbers of tasks, such as 2(x3),1')
         counts += [int(found[1])] * int(found[2] or 1)
     return counts
 

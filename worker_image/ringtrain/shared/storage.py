@@ -1,4 +1,4 @@
-"""Objects below a URI: each call has a deadline, tries again, and its errors say what to do."""
+"""Object storage below a URI, with a deadline and retries for each call, and errors that say what to do."""
 
 import importlib.util
 import os
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 # The extra of ringtrain that installs what a kind of store needs.
 _EXTRAS = {**dict.fromkeys(S3, "s3"), **dict.fromkeys(GOOGLE, "gcs"), **dict.fromkeys(AZURE, "azure")}
-# A store's own words for a bucket that is not there.
+# Texts of stores for a bucket that does not exist.
 _NO_BUCKET = re.compile(r"NoSuchBucket|ContainerNotFound|specified bucket does not exist")
 _REFUSED = re.compile(r"status code: 40[13]\b|token request|169\.254\.169\.254|169\.254\.170\.2")
 _OTHER_REGION = re.compile(r"incorrectly configured region|AuthorizationHeaderMalformed|PermanentRedirect")
@@ -33,37 +33,37 @@ _WHOLE_OBJECT_BYTES = 64 << 20
 
 
 def is_uri(where: object) -> bool:
-    """Whether `where` names an object store, and not a directory."""
+    """Return whether `where` is the URI of an object store, rather than the path of a directory."""
     return isinstance(where, str) and "://" in where
 
 
 def check_uri(uri: str) -> None:
-    """Raise ConfigurationError unless `uri` can be opened here; it names the missing package's pip command."""
+    """Raise ConfigurationError unless `uri` is valid and the package that it needs is installed."""
     scheme, separator, path = uri.partition("://")
     if not separator or scheme not in (*_EXTRAS, *LOCAL):
         known = ", ".join(sorted((*_EXTRAS, *LOCAL)))
         raise ConfigurationError(
-            f"storage: {uri!r} is no URI of a known store; expected one of {known}, as s3://bucket/path"
+            f"storage: {uri!r} is not the URI of a known store; expected one of {known}, such as s3://bucket/path"
         )
     if scheme != "memory" and not path.strip("/"):
-        raise ConfigurationError(f"storage: {uri!r} names no place; expected {scheme}://bucket/path")
+        raise ConfigurationError(f"storage: {uri!r} has no path; expected {scheme}://bucket/path")
     if scheme in _EXTRAS and importlib.util.find_spec("obstore") is None:
         raise ConfigurationError(
-            f"storage: {uri} needs the package obstore, which is not installed here; "
-            f"pip install 'ringtrain[{_EXTRAS[scheme]}]'"
+            f"storage: {uri} needs the package obstore, which is not installed: pip install "
+            f"'ringtrain[{_EXTRAS[scheme]}]'"
         )
 
 
 class ObjectStore:
-    """The objects below `uri`, by names relative to it. Safe to call from many threads.
+    """Objects below `uri`, by names relative to it. Several threads may use one store.
 
-    Every call ends within `deadline_s`, in which it tries again what may pass: a refused or cut connection, a
-    server that says it is busy. It raises ObjectMissing for what is not there, and StorageError, which names the
-    URI, the cause and the way out, for everything else.
+    Every call ends within `deadline_s`. Until then it is retried after errors that may pass, such as a broken
+    connection or a busy server. It raises ObjectMissing if an object does not exist, and StorageError, which names the
+    URI, the cause and what to do, for other errors.
     """
 
     def __init__(self, uri: str, deadline_s: float = DEADLINE_S, connection: "StoreConnection | None" = None) -> None:
-        """`connection`: of another store of the same bucket, whose opener closes it."""
+        """Create the store. `connection`: shared connection to the same bucket, which its opener closes."""
         check_uri(uri)
         self.uri = uri.rstrip("/")
         self.deadline_s = deadline_s
@@ -71,45 +71,46 @@ class ObjectStore:
         self._connection = connection or StoreConnection(self.uri, deadline_s)
 
     def below(self, folder: str) -> "ObjectStore":
-        """The store of what is in `folder`, over the same connections: whoever opened this one closes them."""
+        """Return the store of the objects in `folder`. It shares the connection of this store."""
         return self.at(f"{self.uri}/{folder}")
 
     def at(self, uri: str) -> "ObjectStore":
-        """The store at another `uri` of the same bucket, over the same connections."""
+        """Return the store at another `uri` of the same bucket. It shares the connection of this store."""
         return ObjectStore(uri, self.deadline_s, self._connection)
 
     def write(self, name: str, data: bytes) -> None:
-        """Make `data` the object `name`: whoever reads finds all of it, or what was there before."""
+        """Store `data` as the object `name`. Readers get the old or the new content, never a part."""
         self._try("written", name, lambda bucket, path, left: bucket.write(path, data, left), len(data))
 
     def read(self, name: str, start: int | None = None, stop: int | None = None) -> bytes:
-        """The bytes `start:stop` of the object `name`."""
+        """Return the bytes `start:stop` of the object `name`."""
         size = _WHOLE_OBJECT_BYTES if stop is None else stop - (start or 0)
         return self._try("read", name, lambda bucket, path, left: bucket.read(path, start, stop, left), size)
 
     def names(self, folder: str = "") -> list[str]:
-        """Names of all objects in `folder` and below it, sorted; none where there is no such folder."""
+        """Return the names of all objects in `folder` and below it, sorted; empty if there is no such folder."""
         found = self._listed(folder, lambda bucket, path, left: bucket.names(path, left))
         return sorted(self._relative(name) for name in found)
 
     def folders(self, folder: str = "") -> list[str]:
-        """Names of what is directly in `folder`, sorted; none where there is no such folder."""
+        """Return the names of the entries directly in `folder`, objects and subfolders, sorted; empty if it does not
+        exist."""
         found = self._listed(folder, lambda bucket, path, left: bucket.folders(path, left))
         return sorted({name.rstrip("/").rpartition("/")[2] for name in found} - {""})
 
     def remove(self, name: str) -> None:
-        """Remove the object `name`; it need not be there."""
+        """Remove the object `name`, if it exists."""
         with suppress(ObjectMissing):
             self._try("removed", name, lambda bucket, path, left: bucket.remove(path, left))
 
     def remove_folder(self, folder: str) -> None:
-        """Remove `folder` from a disk if nothing is in it; other stores have no folders, only names."""
+        """Remove `folder` from a disk if it is empty. Does nothing for object stores, which have no folders."""
         if self.uri.startswith("file://"):
             with suppress(OSError):
                 Path(self._root, folder).rmdir()
 
     def close(self) -> None:
-        """Give connections back. The store may be used again."""
+        """Release the connection. A later call opens it again."""
         self._connection.close()
 
     def _listed(self, folder: str, work: Callable[[StoreBucket, str, float], list[str]]) -> list[str]:
@@ -120,7 +121,7 @@ class ObjectStore:
         if not found and self.uri.startswith("file://"):
             for path in (Path(self._root), *Path(self._root).parents):
                 if path.is_file():
-                    raise StorageError(f"{self.uri} is no folder: {path} is a file; name another place")
+                    raise StorageError(f"{self.uri} can't be a folder, because {path} is a file; choose another URI")
         return found
 
     def _try(self, done: str, name: str, work: Callable[[StoreBucket, str, float], T], size: int = 0) -> T:
@@ -139,25 +140,25 @@ class ObjectStore:
                 pause, attempt_s = min(2 * pause, _LONGEST_PAUSE_S), 2 * attempt_s
 
     def _raise_final(self, done: str, name: str, error: Exception, left: float) -> None:
-        """Raise what `error` means unless another attempt may do better and has time."""
+        """Raise a public error for `error`, unless a retry may succeed and there is time for it."""
         failed = f"{self.uri}/{name} cannot be {done}: {_storage_cause(error)}"
         missing = isinstance(error, FileNotFoundError)
         if _NO_BUCKET.search(str(error)) or (missing and done == "written"):  # must not read as "nothing yet"
-            raise StorageError(f"{failed}; make the bucket, or correct the URI") from error
+            raise StorageError(f"{failed}; create the bucket, or correct the URI") from error
         if missing:
-            raise ObjectMissing(f"{self.uri}/{name} is not there") from error
+            raise ObjectMissing(f"{self.uri}/{name} does not exist") from error
         if left <= 0 or not _may_storage_error_pass(error):
             raise StorageError(f"{failed}; {_storage_way_out(error, self.deadline_s)}") from error
 
     def _relative(self, path: str) -> str:
         root = f"{self._root}/" if self._root else ""
         if not path.startswith(root):  # must not read as "nothing there"
-            raise StorageError(f"{self.uri} cannot be listed: the store names {path!r}, which is not below {root!r}")
+            raise StorageError(f"{self.uri} can't be listed: the store returned {path!r}, which is not below {root!r}")
         return path[len(root) :]
 
 
 class StoreConnection:
-    """A bucket, opened when it is first used in a process."""
+    """Connection to a bucket, opened on first use in each process."""
 
     def __init__(self, uri: str, deadline_s: float) -> None:
         self._uri = uri
@@ -177,7 +178,7 @@ class StoreConnection:
 
 
 def _storage_cause(error: BaseException) -> str:
-    """Return one line: of a server's answer its status, code and message."""
+    """Return one line from an error of the store: the status, code and message of the server, if the error has them."""
     text = str(error).partition("\n\nDebug source")[0]
     status = re.search(r"status code: (\d+[^:<{]*)", text)
     if status is None:
@@ -196,7 +197,7 @@ def _is_storage_denied(error: BaseException) -> bool:
 
 
 def _may_storage_error_pass(error: BaseException) -> bool:
-    """Whether trying again may mend it: not a refusal of rights, nor a mistake of the caller or in the URI."""
+    """Return whether a retry may succeed; False if access was refused, or if the call or URI is invalid."""
     if _is_storage_denied(error) or _OTHER_REGION.search(str(error)):
         return False
     return not isinstance(
@@ -210,7 +211,7 @@ def _storage_way_out(error: BaseException, deadline_s: float) -> str:
         return "the bucket is in another region: set AWS_REGION to it"
     if _is_storage_denied(error):
         return (
-            "the store does not take these credentials: check the Secret that secretRef names, or the rights of "
+            "the store does not accept these credentials: check the Secret in secretRef, or the rights of "
             "the pod's service account"
         )
-    return f"it was tried for {deadline_s:g} s: check the store's address, its bucket and the way to it"
+    return f"retried for {deadline_s:g} s: check the store's address, the bucket and the network"

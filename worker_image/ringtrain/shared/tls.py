@@ -1,4 +1,4 @@
-"""Mutual TLS between ranks, with the job's own certificates."""
+"""Mutual TLS between ranks, with certificates of the job's own CA."""
 
 import contextlib
 import select
@@ -25,7 +25,7 @@ _RECORD_BYTES: Final = 16 << 10
 
 @dataclass(frozen=True)
 class TlsCertificates:
-    """Certificate and key, and the job's CA, in PEM."""
+    """Certificate, private key and the job's CA, in PEM format."""
 
     ca: bytes
     certificate: bytes
@@ -33,36 +33,36 @@ class TlsCertificates:
 
     @staticmethod
     def read(directory: Path) -> "TlsCertificates":
-        """Return the contents of the three files in `directory`. Raises OSError."""
+        """Return the certificates in the three files of `directory`. Raises OSError if one cannot be read."""
         return TlsCertificates(*((directory / file).read_bytes() for file in CERTIFICATE_FILES))
 
     def for_server(self) -> "grpc.ServerCredentials":
-        """Return credentials of a server that requires from every client a certificate of the job's CA."""
+        """Return gRPC credentials of a server that requires a certificate of the job's CA from every client."""
         import grpc
 
         return grpc.ssl_server_credentials([(self.key, self.certificate)], self.ca, require_client_auth=True)
 
     def for_channel(self) -> "grpc.ChannelCredentials":
-        """Return credentials of a client that trusts the job's CA and sends its own certificate."""
+        """Return gRPC credentials of a client that trusts only the job's CA and sends its own certificate."""
         import grpc
 
         return grpc.ssl_channel_credentials(self.ca, self.key, self.certificate)
 
 
 def name_problem(names: Sequence[str], expected: str) -> str:
-    """Return why a certificate of the job's CA for `names` is not the `expected` one's; empty if it is."""
+    """Return an error if a certificate for the DNS names `names` is not for `expected`; empty if it is."""
     return "" if expected in names else f"the certificate is for {', '.join(names) or 'no name'}, expected {expected}"
 
 
 def caller_problem(context: Any, expected: str) -> str:
-    """Return the same as `name_problem`, for the certificate of a gRPC caller."""
+    """Return an error if the certificate of a gRPC caller is not for the DNS name `expected`; empty if it is."""
     names = context.auth_context().get("x509_subject_alternative_name", ())
     return name_problem([name.decode() for name in names], expected)
 
 
 @dataclass(frozen=True)
 class TlsIdentity:
-    """TLS identity of a rank. `name`: the DNS name in the certificate of every rank of the job."""
+    """TLS settings of a rank. `name`: the DNS name in the certificates of all ranks of the job."""
 
     certificates: TlsCertificates
     name: str
@@ -71,7 +71,8 @@ class TlsIdentity:
 
     @staticmethod
     def load(directory: Path, name: str) -> "TlsIdentity":
-        """Read ca.crt, tls.crt and tls.key. Raises ConfigurationError."""
+        """Return the identity from ca.crt, tls.crt and tls.key in `directory`. Raises ConfigurationError if a file is
+        unusable."""
         try:
             certificates = TlsCertificates.read(directory)
             server, client = (
@@ -85,7 +86,8 @@ class TlsIdentity:
         return TlsIdentity(certificates, name, server, client)
 
     def wrap(self, sock: socket.socket, is_client: bool) -> "TlsSocket":
-        """Return `sock` with TLS; nothing is sent yet."""
+        """Return `sock` with TLS. `is_client`: whether this side began the connection. The handshake follows in
+        `shake_hands`."""
         if is_client:
             wrapped = self.client.wrap_socket(sock, server_hostname=self.name, do_handshake_on_connect=False)
         else:
@@ -104,7 +106,7 @@ def _tls_context(kind: int, directory: Path) -> ssl.SSLContext:
 
 
 class TlsSocket:
-    """Subset of a socket's methods for `SocketChannel`, through TLS; raises BlockingIOError instead of waiting."""
+    """TLS connection with the socket methods that `SocketChannel` uses. Raises BlockingIOError instead of waiting."""
 
     def __init__(self, sock: ssl.SSLSocket, tls: TlsIdentity) -> None:
         self._sock = sock
@@ -113,13 +115,13 @@ class TlsSocket:
         self._poll.register(sock, select.POLLIN)
 
     def shake_hands(self, tick_s: float, deadline: float) -> None:
-        """Run the TLS handshake, in which both sides authenticate. Raises ConnectionLost."""
+        """Run the TLS handshake and check the other side's certificate. Raises ConnectionLost if either fails."""
         try:
             self._sock.settimeout(max(deadline - time.monotonic(), 0.001))
             self._sock.do_handshake()
             self._sock.settimeout(tick_s)
         except (OSError, ValueError) as error:
-            raise ConnectionLost(f"no TLS with the job's certificates: {error}") from error
+            raise ConnectionLost(f"the TLS handshake with the job's certificates failed: {error}") from error
         certificate: dict[str, Any] = self._sock.getpeercert() or {}
         names = [str(value) for kind, value in certificate.get("subjectAltName", ()) if kind == "DNS"]
         if problem := name_problem(names, self._tls.name):

@@ -1,4 +1,4 @@
-"""Limits for unauthenticated connections and calls, on every port of the runtime."""
+"""Limits on unauthenticated connections and calls, for every port of launcher, agents and ranks."""
 
 import threading
 import time
@@ -15,17 +15,18 @@ _WINDOW_S: Final = 10.0
 
 @dataclass(eq=False)
 class UnauthenticatedPeer:
-    """Connection or call that is not authenticated. `end`: function that cancels it, called at most once."""
+    """Connection or call that has not authenticated yet. `end`: function that cancels it."""
 
     deadline: float
     end: Callable[[], None]
 
 
 class UnauthenticatedPeers:
-    """Unauthenticated peers: at most `most`, each for at most `limit_s`; one too many ends the oldest.
+    """Unauthenticated connections: at most `most`, each for at most `limit_s`. A further connection ends the oldest
+    one.
 
-    The oldest, because a real peer authenticates quickly. One thread ends those whose time is over; it starts with the
-    first of them, and `close` ends it.
+    The oldest is ended because a real peer authenticates quickly. One thread ends connections whose time is over; it
+    starts with the first of them, and `close` ends it.
     """
 
     def __init__(self, most: int = MOST_UNAUTHENTICATED, limit_s: float = UNAUTHENTICATED_S) -> None:
@@ -40,7 +41,7 @@ class UnauthenticatedPeers:
         return len(self._here)
 
     def enter(self, end: Callable[[], None]) -> UnauthenticatedPeer:
-        """Add one; `end` is called, from any thread, if it must be cancelled before `leave`."""
+        """Add and return a connection that has not authenticated. `end`: called to cancel it if it exceeds a limit."""
         peer = UnauthenticatedPeer(time.monotonic() + self._limit_s, end)
         with self._changed:
             oldest = next(iter(self._here)) if len(self._here) >= self.most else None
@@ -56,12 +57,12 @@ class UnauthenticatedPeers:
         return peer
 
     def leave(self, peer: UnauthenticatedPeer) -> None:
-        """Remove a peer that has been authenticated or has ended. A second call does nothing."""
+        """Remove a connection that has authenticated or ended. A second call does nothing."""
         with self._changed:
             self._here.pop(peer, None)
 
     def close(self) -> None:
-        """End all present peers, and the thread."""
+        """Cancel all unauthenticated connections, and end the thread."""
         with self._changed:
             self._closed = True
             left, self._here = list(self._here), {}
@@ -86,7 +87,7 @@ class UnauthenticatedPeers:
 
 
 class RateLimitedWarnings:
-    """Log lines that peers can cause: at most `most` in ten seconds; the next line has the number of omitted ones."""
+    """Log of warnings that peers can cause: at most `most` in ten seconds; the next one counts the omitted ones."""
 
     def __init__(self, warn: Callable[[str], None], most: int = 10) -> None:
         self._warn = warn
@@ -96,7 +97,7 @@ class RateLimitedWarnings:
         self._logged = self._left_out = 0
 
     def say(self, line: str) -> None:
-        """Log `line`, or count it as omitted."""
+        """Log `line`, or count it as omitted if the limit is reached."""
         with self._lock:
             now = time.monotonic()
             if now >= self._window_ends:

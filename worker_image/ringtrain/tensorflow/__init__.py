@@ -1,4 +1,4 @@
-"""TensorFlow, by the plugin ringtrain-tensorflow: `import ringtrain.tensorflow as hvd`."""
+"""Re-export of the TensorFlow adapter of ringtrain-tensorflow: `import ringtrain.tensorflow as hvd`."""
 
 from ringtrain.shared.plugins import provide
 

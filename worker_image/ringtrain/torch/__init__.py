@@ -1,4 +1,4 @@
-"""PyTorch, by the plugin ringtrain-torch: `import ringtrain.torch as hvd`."""
+"""Re-export of the PyTorch adapter of the plugin ringtrain-torch: `import ringtrain.torch as hvd`."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,1 +1,1 @@
-"""PID 1 of a worker pod: joins the gang, runs the ranks, sends their output to the launcher."""
+"""Agent: PID 1 of a worker pod. It registers with the launcher, runs the ranks and sends their output."""

@@ -1,4 +1,4 @@
-"""Thread that reads the output of all ranks of this pod and puts it into the spool."""
+"""Thread that reads the output of this pod's ranks and queues it for the launcher."""
 
 import os
 import selectors
@@ -23,7 +23,7 @@ _JOINED = f"{contract.JOINED_LINE}\n".encode()
 
 
 class _RankPipe:
-    """One pipe of one rank, with its unfinished line and the end of its log."""
+    """One output pipe of a rank, with its unfinished last line and the newest lines of the log."""
 
     def __init__(self, stream: LogStream, rank: int, fd: int) -> None:
         self.stream = stream
@@ -35,7 +35,7 @@ class _RankPipe:
 
 
 class RankOutputCollector:
-    """Reader of the ranks' pipes until all are closed.
+    """Reader of the ranks' pipes; it runs until all pipes are closed.
 
     `on_closed(rank)`: called when a rank's output is complete. `on_joined`: called when a rank reports that it has
     joined the world, before its output is complete. `printed`: parser of reports in the ranks' output.
@@ -66,24 +66,25 @@ class RankOutputCollector:
         self._thread = threading.Thread(target=self._run, name="ringtrain-collector", daemon=True)
 
     def start(self) -> None:
-        """Begin to read."""
+        """Start the reading thread."""
         self._thread.start()
 
     def rank_ended(self, rank: int) -> None:
-        """Record the end of the rank's process. Other holders of its pipes get one more second."""
+        """Record that the rank's process has ended. After a second, stop reading even if other processes have its pipes
+        open."""
         self._ended_at[rank] = time.monotonic()
 
     def complete(self, rank: int) -> bool:
-        """Return whether all output of `rank` has been read."""
+        """Return whether all output of `rank` has been read and its pipes are closed."""
         return self._open.get(rank, 0) == 0
 
     def tail(self, rank: int) -> tuple[str, ...]:
-        """Return the last lines of `rank`."""
+        """Return the last lines of `rank`'s log."""
         written = next((s.tail for s in self._sources if s.rank == rank and s.stream is LogStream.LOG), b"")
         return last_record_lines(written)
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread's end."""
+        """Wait at most `timeout_s` until the thread has ended."""
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
@@ -96,7 +97,7 @@ class RankOutputCollector:
         self._selector.close()
 
     def _read(self, source: _RankPipe) -> bool:
-        """Read once; return whether there was data."""
+        """Read from the pipe once; return whether it had data."""
         try:
             data = os.read(source.fd, _READ_BYTES)
         except BlockingIOError:

@@ -1,11 +1,10 @@
-"""The git commit of the working directory, read from files, because pods seldom have git."""
+"""Git commit of the ranks' working directory, read from git's files because most images lack git."""
 
 from pathlib import Path
 
 
 def agent_commit_of(directory: Path) -> str:
-    """Return the commit of the repository that contains `directory`; empty if there is no commit or git's files do
-    not show it."""
+    """Return the git commit of the repository that contains `directory`; empty if it cannot be found."""
     try:
         place = next((found for each in (directory, *directory.parents) if (found := each / ".git").exists()), None)
         return _git_commit(place) if place else ""

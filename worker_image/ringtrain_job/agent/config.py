@@ -1,4 +1,4 @@
-"""The agent's settings, read from its environment in one place."""
+"""Settings of the agent, read from environment variables."""
 
 import socket
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ LEAVE_S = 5.0
 
 @dataclass(frozen=True, kw_only=True)
 class AgentPorts(Settings):
-    """Ports that the operator chose; 0: any free port."""
+    """Ports that the operator has assigned to a worker; 0 stands for any free port."""
 
     agent: int = tcp_port(contract.ENV_AGENT_PORT, contract.PORT_AGENT)
     ring_base: int = tcp_port(contract.ENV_RING_PORT_BASE, contract.PORT_RING_BASE)
@@ -32,8 +32,11 @@ def _checked_metrics_rule(rule: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class AgentConfig(PodSettings):
-    """Settings of an agent. `data_file`: file in which its ranks find the data workers, if the job has any.
-    `metrics_rule`: rule for lines that ranks print, see `logs/printed.py`."""
+    """Settings of an agent.
+
+    `data_file`: file that lists the job's data workers for its ranks, or None. `metrics_rule`: regular expression that
+    finds steps and metrics in printed lines, see `logs/printed.py`.
+    """
 
     index: int = integer(contract.ENV_WORKER_INDEX, low=0, high=lambda seen: seen.workers - 1)
     launcher_address: str = address(contract.ENV_LAUNCHER_ADDRESS)
@@ -54,7 +57,7 @@ class AgentConfig(PodSettings):
     data_file: Path | None = None
 
     def check(self) -> None:
-        """Reject encryption without certificates, and port ranges beyond 65535."""
+        """Raise ConfigurationError if encryption lacks certificates or a port range exceeds 65535."""
         if self.encrypt != "none" and self.secrets.tls is None:
             raise ConfigurationError(
                 f"{contract.ENV_ENCRYPT}={self.encrypt} needs ca.crt, tls.crt and tls.key in {contract.ENV_SECRET_DIR}"
@@ -62,73 +65,73 @@ class AgentConfig(PodSettings):
         bases = {contract.ENV_RING_PORT_BASE: self.ports.ring_base, contract.ENV_TF_PORT_BASE: self.ports.tf_base}
         for name, base in bases.items():
             if base + self.slots > 65536:
-                raise ConfigurationError(f"{name}={base}: {self.slots} ports from it on go beyond 65535")
+                raise ConfigurationError(
+                    f"{name}={base}: the {self.slots} ports from {base} on exceed 65535; choose a lower port"
+                )
 
     @property
     def elastic(self) -> bool:
-        """Whether the job's world may change within the attempt."""
+        """Whether ranks may join and leave the job during an attempt."""
         return bool(self.on_loss)
 
     @property
     def living(self) -> bool:
-        """Whether ranks survive from one generation to the next, and receive their worlds on a socket."""
+        """Whether rank processes survive a change of the world (policies Replace and Shrink) instead of restarting."""
         return self.on_loss in ("Replace", "Shrink")
 
     @property
     def stopped_fence_s(self) -> float:
-        """Seconds that a rank stopped by a signal (SIGSTOP) may take to leave its world; it cannot leave by itself."""
+        """Seconds after which a rank that SIGSTOP has stopped is killed if it must leave its world."""
         return min(self.grace_s, self.fence_s)
 
     @property
     def fence_s(self) -> float:
-        """Seconds that a rank may take to leave a world that has lost a member, or a slot that is no longer
-        requested."""
+        """Seconds that a rank has to leave its world, or to end if its slot is no longer used, before it is killed."""
         return self.timeout_s
 
     @property
     def notice_s(self) -> float:
-        """Seconds that ranks of a pod that is ordered to stop may take to hand over their state before they get a
-        signal."""
+        """Seconds that ranks have to hand over their state when their pod must stop; then they get SIGTERM."""
         return max(0.0, self.pod_grace_s - self.grace_s - LEAVE_S)
 
     @property
     def first_rank(self) -> int:
-        """Rank of local rank 0."""
+        """Lowest rank of this worker; it has local rank 0."""
         return self.position * self.slots
 
     @property
     def position(self) -> int:
-        """Position of this worker in the world: its index, unless the launcher's own agent (the last) comes first."""
+        """Index of this worker's group of ranks in the world: the worker's index, or one more if the launcher's ranks
+        come first."""
         return (self.index + 1) % self.workers if self.launcher_first else self.index
 
     @property
     def heartbeat_s(self) -> float:
-        """Interval of heartbeats without news, well below the launcher's `lost_after_s`."""
+        """Seconds between heartbeats if nothing has changed; well below the launcher's `lost_after_s`."""
         return min(2.0, self.timeout_s / 16)
 
     @property
     def call_s(self) -> float:
-        """Deadline of one call to the launcher, which all agents may call at the same time."""
+        """Deadline in seconds of one call to the launcher; it allows for all agents calling at once."""
         return max(1.0, self.timeout_s / 6, min(self.handshake_time_s, self.timeout_s / 2))
 
     @property
     def launcher_lost_s(self) -> float:
-        """Seconds that ranks continue without a launcher: enough to restart it, in an elastic job also in another
-        pod."""
+        """Seconds that ranks continue while the launcher does not answer: long enough to restart it."""
         return max(self.timeout_s, self.start_timeout_s) if self.elastic else self.timeout_s
 
     @property
     def grace_s(self) -> float:
-        """Seconds that ranks may take to end after a request."""
+        """Seconds from a stop request to the kill of a rank."""
         return min(10.0, self.timeout_s / 6)
 
     @property
     def follow_s(self) -> float:
-        """Seconds between the failure of a gang and SIGTERM to its ranks, in which they can handle PeerLost."""
+        """Seconds from the first failure of a rank to SIGTERM for the others, which can handle PeerLost meanwhile."""
         return self.grace_s / 2 if self.agents_start_ranks else 0.0
 
     @property
     def save_s(self) -> float:
-        """Seconds that ranks may take to save and end when their pod or the job is ordered to stop."""
+        """Seconds that ranks may take to save a checkpoint and end when their pod or the job is stopped."""
         keeps = bool(self.checkpoint_dir or self.checkpoint_uri)
         return max(self.grace_s, self.pod_grace_s - LEAVE_S) if keeps else self.grace_s

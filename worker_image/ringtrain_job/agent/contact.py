@@ -1,4 +1,4 @@
-"""Detection of connections between a pod's ranks and others, for any communication library."""
+"""Detection of whether ranks have connected to each other, independent of their communication library."""
 
 import time
 from pathlib import Path
@@ -15,12 +15,12 @@ _TABLES: Final = ("tcp", "tcp6")
 
 
 class WorldContact:
-    """Watcher of the kernel's connection table for sockets that listen at, or lead to, an address of the world.
+    """Monitor of the kernel's TCP table: finds sockets that listen at, or connect to, an address of the world.
 
     Connections that existed when this object was created are ignored, because another program may have used the port.
     Ranks find the addresses in their environment, so a connection indicates that `torch.distributed`, TensorFlow's
     servers or other code that reads `MASTER_ADDR` or `TF_CONFIG` works. Ranks of Ringtrain report their rendezvous
-    themselves: their connections may be opened and reset between two looks.
+    themselves: their connections may be opened and reset between two checks.
     """
 
     def __init__(self, world: World, tables: Path = Path("/proc/self/net")) -> None:
@@ -33,11 +33,11 @@ class WorldContact:
         self.found = False
 
     def is_due(self) -> bool:
-        """Return whether the next look is due, before the kernel forgets connections since the last one."""
+        """Return whether it is time for the next `check`. The kernel lists a closed connection for 60 s only."""
         return not self.found and time.monotonic() >= self._due_at
 
     def check(self) -> bool:
-        """Return whether such a connection exists now."""
+        """Return whether a new socket uses an address of the world, or the TCP table cannot be read."""
         connections = self._connections()
         # If the kernel's table cannot be read, assume contact.
         self.found = connections is None or any(
@@ -48,7 +48,7 @@ class WorldContact:
         return self.found
 
     def _connections(self) -> set[tuple[str, str]] | None:
-        """Return both ends of each connection in the kernel's notation; None if the table cannot be read."""
+        """Return (local, remote) address of each TCP socket in the kernel's notation; None if unreadable."""
         try:
             tables = [table.read_text() for table in self._tables if table.exists()]
         except OSError:  # a sandbox may forbid it; training continues

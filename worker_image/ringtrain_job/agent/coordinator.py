@@ -1,4 +1,4 @@
-"""Client of the Coordinator service: registers the agent, and again after a restart of the launcher.
+"""Client of the launcher's Coordinator service: registers the agent, follows orders, sends states of ranks.
 
 One thread registers and then follows the launcher's orders. The other sends the ranks' state at every change and as a
 heartbeat. Both continue while the launcher does not answer; the agent's main loop decides for how long.
@@ -32,14 +32,17 @@ _DENIED = (grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.UNAUTHENTICATED)
 
 @dataclass(frozen=True)
 class Registered:
-    """Message: the launcher has registered this agent. `histories`: state of its slots that an earlier agent left."""
+    """Event: the launcher has registered this agent.
+
+    `histories`: for each slot, the numbers at which an earlier agent stopped.
+    """
 
     histories: tuple[SlotHistory, ...]
 
 
 @dataclass(frozen=True)
 class LeaveNoted:
-    """Message: the launcher knows that this agent leaves, and has all its lines."""
+    """Event: the launcher knows that this agent is leaving, and has received all its log lines."""
 
 
 Message = Order | Refusal | Registered | LeaveNoted
@@ -48,7 +51,7 @@ Event = Message | signal.Signals | Callable[[], None]
 
 
 class CoordinatorClient:
-    """Client that keeps one agent registered.
+    """Client that registers one agent with the launcher, and registers it again whenever the launcher has restarted.
 
     `deliver` receives the launcher's messages. Heartbeats contain the result of `state`, and `acknowledged` is called
     with each state that the launcher has recorded. `data_members`: file in which ranks find the job's data workers.
@@ -89,36 +92,36 @@ class CoordinatorClient:
 
     @property
     def registered(self) -> bool:
-        """Whether the launcher has ever registered this agent."""
+        """Whether the launcher has registered this agent at least once."""
         return self._registered.is_set()
 
     def start(self) -> None:
-        """Begin to connect."""
+        """Start to connect."""
         for thread in self._threads:
             thread.start()
 
     def close(self) -> None:
-        """Leave: end the order stream. Running calls end when their channel is closed."""
+        """Stop receiving orders and sending states. Running calls end when their channel is closed."""
         self._closed.set()
         self._changed.set()
         if self._orders is not None:
             self._orders.cancel()
 
     def join(self) -> None:
-        """Wait for the threads after `close`."""
+        """Wait until the threads have ended. Call `close` first."""
         for thread in self._threads:
             thread.join(self._config.call_s)
 
     def changed(self) -> None:
-        """Send the state now, because it has changed."""
+        """Wake the thread that sends the ranks' states, because a state has changed."""
         self._changed.set()
 
     def record_answer(self) -> None:
-        """Record an answer of the launcher."""
+        """Record the time of an answer of the launcher."""
         self._answered_at = time.monotonic()
 
     def silent_s(self) -> float:
-        """Return the seconds since the launcher's last answer."""
+        """Return the seconds since the launcher's last answer to this agent."""
         return time.monotonic() - self._answered_at
 
     def _follow_orders(self) -> None:
@@ -199,7 +202,7 @@ class CoordinatorClient:
             self._closed.set()
 
     def _log_problem(self, problem: str) -> None:
-        """Record the newest problem, and log it every few seconds while it lasts."""
+        """Store a connection problem, and log it every few seconds while the launcher does not answer."""
         with self._saying:
             self.last_problem = problem
             now, silent_s = time.monotonic(), self.silent_s()

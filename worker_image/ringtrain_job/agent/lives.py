@@ -1,4 +1,4 @@
-"""Consecutive processes of one rank."""
+"""Record of one rank's process: its state, how it is stopped, how it ended."""
 
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
@@ -11,11 +11,12 @@ from ringtrain_job.control.model import ENDED, RankPhase, RankState
 
 @dataclass(frozen=True)
 class RankLife:
-    """A rank, or a life of an elastic job's slot, and its processes.
+    """Record of a rank's process. In an elastic job, a slot has one process after the other.
 
-    `adopted`: another program started it and reports its end. `dismissed`: it was ordered to leave; `reason`: the
-    reason why it leaves or is stopped. `last`: end of its first process, which becomes the rank's end once its other
-    processes have ended. `reported`: the launcher knows how it ended.
+    `adopted`: whether another program started the process and reports its end. `dismissed`: whether the rank was
+    ordered to leave. `reason`: why the rank leaves or is stopped. `last`: state of the rank after the end of its first
+    process; it becomes the rank's final state once the rank's other processes have ended. `reported`: whether the
+    launcher knows how the rank ended.
     """
 
     state: RankState
@@ -30,16 +31,16 @@ class RankLife:
 
     @property
     def runs(self) -> bool:
-        """Whether the rank has running processes."""
+        """Whether any process of the rank is running."""
         return self.process is not None and self.state.phase is RankPhase.RUNNING
 
     @property
     def is_stopping(self) -> bool:
-        """Whether the rank runs and was ordered to stop."""
+        """Whether the rank is running and was ordered to stop."""
         return self.runs and self.stop is not None and self.stop.is_requested
 
     def ended(self, code: int, why: str, problem: RankState | None, order: int) -> RankState:
-        """Return the state after an exit with `code`, which is negative for a signal.
+        """Return the rank's state after its process has ended with `code`, negative for a signal.
 
         `why`: cause of a failure. `problem`: state to report instead, for a rank that failed although its code is 0.
         `order`: position among the exits of this pod's ranks.
@@ -61,7 +62,7 @@ class RankLife:
     def reported_state(
         self, now: float, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]
     ) -> RankState:
-        """Return the state for the launcher; see `AgentRanks.states`."""
+        """Return the state that the launcher sees: an ended rank appears as running until its output is complete."""
         state = self.state
         if state.phase not in ENDED:
             return state
@@ -75,8 +76,8 @@ class RankLife:
 
 
 def exit_phase(code: int, sent: Set[int]) -> RankPhase:
-    """Return the phase after an exit. `code`: exit code as returned by `os.waitstatus_to_exitcode`; `sent`: signals
-    that asked it to stop.
+    """Return the phase (succeeded, failed, stopped) after exit `code`, negative for a signal. `sent`: signals that were
+    sent to stop the rank.
 
     After a request to stop, any code but 0 counts as stopped, except death by a signal that was not sent.
     """

@@ -1,4 +1,4 @@
-"""Sampling of this worker's resource use, on one thread with a limited cost."""
+"""Sampling of CPU, memory, network, disk and GPU use of this worker, on one thread with limited CPU time."""
 
 import importlib
 import logging
@@ -14,20 +14,20 @@ from typing import Any
 
 import psutil
 
+from ringtrain.shared import contract
 from ringtrain_job.agent.memory import MemoryCgroup
 from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, sample_in_bytes
 
 
 class Gpus:
-    """GPUs of this container; none without driver or package."""
+    """GPUs of this container, read by NVML; empty if the driver or the package pynvml is missing."""
 
     def __init__(self) -> None:
         self._library: Any = None
         self._devices: list[Any] | None = None
 
     def read(self) -> tuple[GpuUse, ...]:
-        """Return the use of each GPU. The first call may take the driver a second; after a failure no further call is
-        made."""
+        """Return the use of each GPU. The first call may take a second; after a failure, the result is always empty."""
         try:
             if self._devices is None:
                 self._devices = self._find()
@@ -62,7 +62,7 @@ _PRESSURE = Path("/proc/pressure/io")
 
 @dataclass(frozen=True)
 class _Counters:
-    """Counters that only grow: bytes over the network, seconds of waiting for disks, processor seconds by process."""
+    """Cumulative counters at one time: network bytes, seconds of waiting for disks, CPU seconds by process."""
 
     at: float
     received: int
@@ -72,7 +72,7 @@ class _Counters:
 
 
 class MachineSampler:
-    """Sampler of the processes below `ranks()`, which returns pids by rank. Thread-safe."""
+    """Sampler of this worker's resource use. `ranks()` returns the PID of each running rank. Thread-safe."""
 
     def __init__(self, worker: int, ranks: Callable[[], Mapping[int, int]], memory: MemoryCgroup | None = None) -> None:
         self._worker = worker
@@ -85,7 +85,7 @@ class MachineSampler:
         self._last: MachineSample | None = None
 
     def take_sample(self) -> MachineSample | None:
-        """Return a sample, with rates since the previous one; None without ranks, and at the first call."""
+        """Return the use since the previous call; None if no rank is running, or at the first call."""
         pids = self._ranks()
         if not pids:
             return None
@@ -106,16 +106,15 @@ class MachineSampler:
         return sample
 
     def note(self, sample: MachineSample) -> None:
-        """Store a sample that explains a later kill."""
+        """Store `sample`, so that `end_cause` can use it."""
         with self._lock:
             self._last = sample
 
     def end_cause(self, rank: int, code: int) -> str:
-        """Return the role of memory in the end of a rank by `code`, which is negative for a signal; empty if there was
-        none.
+        """Return a sentence if a lack of memory explains that `rank` ended with `code` (negative for a signal);
+        otherwise "".
 
-        Instead of the rank itself, the kernel may have killed one of its child processes, such as a loader, without
-        which the rank then failed.
+        The kernel may have killed a child process of the rank, such as a loader, without which the rank then failed.
         """
         kills, limit = self._memory.kills(), self._memory.limit
         with self._lock:
@@ -129,10 +128,10 @@ class MachineSampler:
         own = last.ranks.get(rank) if last else None
         of_rank = f", {sample_in_bytes(own.rss)} of it the rank's when last seen" if own else ""
         if code == -signal.SIGKILL:
-            by = "; the kernel killed it for want of memory" if counted else ""
+            by = f"; {contract.KILLED_FOR_MEMORY}" if counted else ""
             return f"rank {rank} was killed by SIGKILL: memory {_share_of(used, limit)}{of_rank}{by}"
         how = f"was killed by signal {-code}" if code < 0 else f"exited with {code}"
-        return f"rank {rank} {how} after the kernel had killed a process for want of memory: {_share_of(used, limit)}"
+        return f"rank {rank} {how} after the kernel had killed a process for lack of memory: {_share_of(used, limit)}"
 
     def _sample(
         self, before: _Counters, now: _Counters, trees: Mapping[int, dict[int, tuple[float, int]]]
@@ -158,7 +157,7 @@ class MachineSampler:
 
 
 class MachineThread:
-    """Thread that passes samples of `machine` to `tell` until it is closed."""
+    """Thread that takes samples of `machine` and passes them to `tell`, until it is closed."""
 
     def __init__(self, machine: MachineSampler, tell: Callable[[MachineSample], None]) -> None:
         self._machine = machine
@@ -167,7 +166,7 @@ class MachineThread:
         self._thread = threading.Thread(target=self._run, name="ringtrain-machine", daemon=True)
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Start sampling."""
         self._thread.start()
 
     def close(self) -> None:
@@ -181,7 +180,7 @@ class MachineThread:
             try:
                 sample = self._machine.take_sample()
             except Exception as exc:  # a sandbox's /proc may be incomplete; training must not fail for this
-                log.info("what ranks use of the machine is not looked at any more: %r", exc)
+                log.info("stopped sampling the ranks' resource use: %r", exc)
                 return
             if sample is not None:
                 self._tell(sample)
@@ -189,12 +188,13 @@ class MachineThread:
 
     @staticmethod
     def pause_after(cost_s: float, running_s: float) -> float:
-        """Return the seconds until the next sample, after one that took `cost_s` of processor time."""
+        """Return the seconds until the next sample. `cost_s`: CPU time of the last sample. `running_s`: age of the
+        thread."""
         return max(min(_LONGEST_S, max(_SHORTEST_S, running_s / _SLOWER)), _REST * cost_s)
 
 
 def _rank_process_trees(pids: Mapping[int, int]) -> dict[int, dict[int, tuple[float, int]]]:
-    """Return processor seconds and resident bytes of each process of each rank."""
+    """Return CPU seconds and resident bytes by PID, for each rank's process and its descendants."""
     found: dict[int, dict[int, tuple[float, int]]] = {rank: {} for rank in pids}
     every, children = {}, defaultdict(list)
     for process in psutil.Process().children(recursive=True):
@@ -222,7 +222,7 @@ def _process_use(process: psutil.Process) -> tuple[float, int]:
 
 
 def _disk_wait_s() -> float | None:
-    """Return the seconds in which at least one task of the machine waited for a disk, since boot; None if unknown."""
+    """Return the seconds since boot in which a task of this machine waited for a disk; None if unknown."""
     try:
         first = _PRESSURE.read_text().splitlines()[0]
         return int(first.rpartition("total=")[2]) / 1e6
@@ -231,6 +231,6 @@ def _disk_wait_s() -> float | None:
 
 
 def _share_of(used: float, limit: float) -> str:
-    """Format `7.9 of 8.0 GiB`, with a single unit if both are equal."""
+    """Return text such as "7.9 of 8.0 GiB" for `used` and `limit` bytes."""
     (number, unit), whole = sample_in_bytes(used).split(), sample_in_bytes(limit)
     return f"{number} of {whole}" if whole.endswith(unit) else f"{number} {unit} of {whole}"

@@ -1,4 +1,4 @@
-"""`ringtrain agent`: register, start the ranks, watch them and the launcher, send all output, leave.
+"""`ringtrain agent`: register with the launcher, run the ranks of one worker, send all output, end with the attempt.
 
 The main loop handles events until the attempt is over for this worker.
 """
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 
 def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[str, str]) -> int:
-    """Run `command` as the ranks of one worker to the end of the attempt; return the agent's exit code.
+    """Run `command` as the ranks of one worker until the attempt ends; return the agent's exit code.
 
     `inherited`: the pod's environment, to which the ranks' variables are added.
     """
@@ -63,14 +63,14 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         ending = Lifecycle(config, pod, events).run()
         lost = _print_unsent_lines(pod.unshipped())
         if lost:
-            log.error("%d log lines are in no file: the launcher could not write them. They stand here above", lost)
+            log.error("the launcher did not store %d log lines; they are printed above", lost)
         message = termination_message(ending.verdict, config.job.attempt, config.world_size, lost_log_lines=lost)
         write_termination_message(config.termination, message)
     return ending.exit_code
 
 
 def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
-    """Print log lines to this process's own output; return their number."""
+    """Print log lines that the launcher did not store to stdout; return their number."""
     count = 0
     for chunk in chunks:
         if chunk.stream is LogStream.LOG:
@@ -88,14 +88,14 @@ _STOPPING_TICK_S = 0.1
 
 @dataclass(frozen=True)
 class AgentEnding:
-    """Exit code and verdict with which the agent ends."""
+    """The agent's exit code, and the verdict for its termination message."""
 
     exit_code: int
     verdict: Verdict
 
 
 class Lifecycle:
-    """Main loop. Runs on the main thread, which started the ranks and receives signals."""
+    """Main loop of the agent. Runs on the main thread, which starts the ranks and receives signals."""
 
     def __init__(self, config: AgentConfig, pod: AgentPod, events: "queue.SimpleQueue[Event]") -> None:
         self._config = config
@@ -109,7 +109,7 @@ class Lifecycle:
         self._notice_ends_at: float | None = None
 
     def run(self) -> AgentEnding:
-        """Handle events until the attempt is over for this worker. No rank runs when this returns."""
+        """Handle events until this worker's part of the attempt has ended. All ranks have ended when it returns."""
         try:
             while self._ending is None:
                 event = self._next_event()
@@ -172,7 +172,7 @@ class Lifecycle:
                 self._pod.ranks.kill()
                 self._notice_ends_at = None
             return
-        log.info("asked to stop by %s", number.name)
+        log.info("stopping: received %s", number.name)
         self._pod.leaving = number.name
         if self._config.living and self._verdict is None:
             # The launcher forms the next world without these ranks: they hand over their state and receive an order to
@@ -233,7 +233,7 @@ class Lifecycle:
     def _not_reached(self, seconds: float) -> None:
         problem = self._pod.coordinator.last_problem or "it does not answer"
         where = self._config.launcher_address
-        message = f"the launcher at {where} was not reached within {seconds:g} s ({problem})"
+        message = f"cannot reach the launcher at {where} within {seconds:g} s ({problem})"
         self._fail(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, message)
 
     def _launcher_lost(self) -> None:
@@ -243,7 +243,7 @@ class Lifecycle:
         config = self._config
         message = f"the launcher at {config.launcher_address} has not answered for {config.launcher_lost_s:g} s"
         if self._verdict is not None:  # only its release is missing
-            log.warning("%s; the attempt was over already", message)
+            log.warning("%s; the attempt had already ended", message)
             self._stop_and_wait()
             self._ending = AgentEnding(agent_exit_code(self._verdict, self._own_ranks()), self._verdict)
             return
@@ -272,7 +272,7 @@ class Lifecycle:
 
 
 def agent_exit_code(verdict: Verdict, own_ranks: range) -> int:
-    """Return the exit code of the agent with `own_ranks` at the end of an attempt with `verdict`."""
+    """Return the exit code of the agent that runs `own_ranks`, for the attempt's `verdict`."""
     failure = verdict.failure
     if failure is None or failure.reason is Reason.NOT_ASSEMBLED:
         return verdict.exit_code

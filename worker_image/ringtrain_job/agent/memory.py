@@ -1,4 +1,4 @@
-"""Memory use and limit of this worker's container, and number of processes killed by the kernel for lack of memory."""
+"""Memory use and limit of this worker's container, and the number of its processes that the OOM killer has killed."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ _ROOT, _OWN, _VMSTAT = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"), Path("
 
 @dataclass(frozen=True)
 class _GroupFiles:
-    """File and field names of a memory cgroup, for one version of cgroups."""
+    """Names of files and fields of a memory cgroup, for cgroup version 1 or 2."""
 
     limit: str
     used: str
@@ -32,7 +32,7 @@ _V2 = _GroupFiles("memory.max", "memory.current", "memory.peak", "memory.events"
 
 
 class MemoryCgroup:
-    """The cgroup with the lowest limit of those of this process, or the machine if none has a limit.
+    """Memory cgroup of this process with the lowest limit; the whole machine if none has a limit.
 
     `root`: mount point of cgroups. `own`: file that names the cgroups of this process.
     """
@@ -47,7 +47,7 @@ class MemoryCgroup:
                 self.limit, self._names, self._tightest = limit, names, folder
 
     def used(self) -> int:
-        """Return the bytes in use, without page cache that the kernel can reclaim at once: Kubernetes' working set."""
+        """Return the bytes of memory in use, without reclaimable page cache, like Kubernetes' working set."""
         current = _cgroup_number(self._tightest / self._names.used) if self._tightest != Path() else None
         if current is None:
             memory = psutil.virtual_memory()
@@ -55,12 +55,11 @@ class MemoryCgroup:
         return max(0, current - (_cgroup_field(self._tightest / "memory.stat", self._names.cache) or 0))
 
     def peak(self) -> int | None:
-        """Return the highest number of bytes ever in use, including cache; None if the kernel does not record it."""
+        """Return the highest number of bytes ever in use, page cache included; None if not recorded."""
         return _cgroup_number(self._tightest / self._names.peak) if self._tightest != Path() else None
 
     def kills(self) -> int:
-        """Return the number of processes that the kernel has killed for lack of memory, in this container or on this
-        machine."""
+        """Return how many processes the kernel's OOM killer has killed, in this container or on this machine."""
         for names in (_V1, _V2):
             found = _cgroup_field(self._own / names.events, "oom_kill") if self._own != Path() else None
             if found is not None:
@@ -69,8 +68,7 @@ class MemoryCgroup:
 
 
 def _memory_cgroups(root: Path, own: Path) -> Iterator[tuple[_GroupFiles, Path]]:
-    """Yield the memory cgroups of this process, beginning with the process's own cgroup, then the ancestors of this
-    cgroup."""
+    """Yield the memory cgroups that contain this process, innermost first, each with its file names."""
     for line in _cgroup_lines(own):
         _, controllers, path = line.split(":", 2)
         if controllers == "memory":
@@ -97,7 +95,7 @@ def _cgroup_lines(path: Path) -> list[str]:
 
 
 def _cgroup_number(path: Path) -> int | None:
-    """Return the number in a file; None if there is none, or no limit ("max")."""
+    """Return the number in the file `path`; None if the file is missing or says "max"."""
     text = "".join(_cgroup_lines(path)[:1])
     return int(text) if text.isdecimal() else None
 

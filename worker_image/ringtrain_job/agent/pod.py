@@ -52,7 +52,7 @@ log = logging.getLogger(__name__)
 
 
 class AgentPod:
-    """Resources of an agent: ranks, spool, threads, channel, and its own service."""
+    """All parts of a worker's agent: ranks, log queue, threads, and the connection to the launcher."""
 
     def __init__(
         self, config: AgentConfig, program: RankProgram, events: "queue.SimpleQueue[Event]", stack: ExitStack
@@ -110,7 +110,7 @@ class AgentPod:
             stack.callback(last_to_first)
         stack.callback(self._shipper.close)
         stack.callback(self.coordinator.close)
-        log.info("worker %d dials the launcher at %s", config.index, config.launcher_address)
+        log.info("worker %d connects to the launcher at %s", config.index, config.launcher_address)
         self._shipper.start()
         if config.index == 0:
             self._report({"about": _describe_rank_command(program.command)})
@@ -118,7 +118,7 @@ class AgentPod:
         self.coordinator.start()
 
     def start_ranks(self, world: World) -> None:
-        """Start all ranks in `world`."""
+        """Start all ranks of this worker in `world`."""
         self._held.release()
         _make_agent_directory(self._config.checkpoint_dir)
         if self._starter is not None:
@@ -138,11 +138,11 @@ class AgentPod:
         self.coordinator.changed()
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
+        """Return `variables`, with values that are too long for the environment moved to a file."""
         return self._world_files.fitted(variables, world)
 
     def continue_from(self, histories: tuple[SlotHistory, ...]) -> None:
-        """Continue the numbers of lives and log records of slots after those of an earlier agent of this worker."""
+        """In an elastic job, continue the numbers of processes and log records of an earlier agent of this worker."""
         for history in histories if self._config.elastic else ():
             if self._slots is not None:
                 self.ranks.number_from(history.slot, history.life)
@@ -150,7 +150,7 @@ class AgentPod:
             self._spool.continue_from(LogStream.REPORT, history.slot, history.report_records)
 
     def follow(self, order: Prepare | Form) -> None:
-        """Follow `order` step by step."""
+        """Store the newest `order` of an elastic job; `act` executes it."""
         if self._starter is not None:
             self._held.release()
             _make_agent_directory(self._config.checkpoint_dir)
@@ -158,10 +158,10 @@ class AgentPod:
         elif self._slots is not None:
             self._slots.follow(order)
         else:
-            log.error("ignored an order of an elastic job: the ranks of this agent are started once")
+            log.error("ignored the launcher's order for an elastic job: this agent's job is not elastic")
 
     def act(self) -> None:
-        """Execute the due actions of the newest order of an elastic job."""
+        """Execute the due actions of an elastic job's order. In other jobs, check whether ranks have connected."""
         if self._slots is not None:
             self._slots.act(starting=not (self.leaving or self.stopping))
         elif self._starter is not None:
@@ -170,13 +170,13 @@ class AgentPod:
             self._look_for_contact(self._contact)
 
     def prepare_start(self, slot: int) -> None:
-        """Release the ports of `slot` for the process that is about to start, and create the job's folder."""
+        """Release the ports reserved for `slot`, whose process is about to start, and create the job's folder."""
         local_rank = slot - self._config.first_rank
         self._held.release({self._ring_ports[local_rank], self._tf_ports[local_rank], self._master_port})
         _make_agent_directory(self._config.checkpoint_dir)
 
     def started(self, process: RankProcess) -> None:
-        """Collect the output of a started process."""
+        """Begin to collect the output of a process that was started."""
         self._collect([process])
 
     def write_line(self, slot: int, line: str) -> None:
@@ -187,12 +187,13 @@ class AgentPod:
         self._report({"machine": sample.document()})
 
     def _report(self, what: dict[str, Any]) -> None:
-        """Send `what` with the reports of the first rank."""
+        """Queue a report of this worker's first rank with the fields `what`. The report is dropped if the queue is
+        full."""
         report = {"step": 0, "time": time.time(), **what}
         self._spool.offer(LogStream.REPORT, self._config.first_rank, f"{json.dumps(report)}\n".encode())
 
     def changed(self) -> None:
-        """Send the ranks' state to the launcher now."""
+        """Send the states of ranks to the launcher now."""
         self.coordinator.changed()
 
     def post(self, work: Callable[[], None]) -> None:
@@ -205,30 +206,38 @@ class AgentPod:
             self._post(lambda: None)  # wakes the main thread, which evaluates its slots
 
     def collect(self, process: RankProcess) -> None:
-        """Collect the output of a rank that another program starts."""
+        """Begin to collect the output of a rank that a plugin's program starts."""
         self._collect([process])
 
-    def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """Record a running rank that another program has started."""
-        self.ranks.adopt(process, life, formation)
+    def rank_started(self, process: RankProcess, life: int, generation: int) -> None:
+        """Record that a plugin's program has started a rank.
+
+        `life`, `generation`: in an elastic job, the number of the process in its slot, and the generation that it
+        joins.
+        """
+        self.ranks.adopt(process, life, generation)
         self.coordinator.changed()
 
     def ranks_joined(self) -> None:
-        """Record that all ranks have joined the world, because a rank that another program started has."""
+        """Record that all ranks have joined the world. Called when a rank has reported that."""
         self.ranks.note_joined()
 
     def stop_ranks(self, reason: str, ranks: Collection[int] | None = None) -> None:
-        """Request the end of `ranks`, or all, for the program that starts them."""
+        """Stop `ranks` (None: all), because the plugin's program that starts them has requested it. `reason`: text for
+        their states."""
         self.ranks.stop(self._config.grace_s, reason, ranks)
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """Record the end of a rank that another program had started."""
+        """Record that a rank which a plugin's program started has ended with `code`, negative for a signal.
+
+        `problem`: state to report although `code` is 0.
+        """
         if self.ranks.note_exit(rank, code, problem):
             self._conclude_rank(rank)
 
     def reap(self) -> None:
-        """Record ended processes, and continue to stop ranks. After the last rank, kill the processes that ranks have
-        left."""
+        """Reap ended processes, and take the next step for each rank that is being stopped. When no rank is left, kill
+        all descendants."""
         # Before the launcher can learn that all ranks have ended.
         if self._contact is not None and not self._contact.found:
             self._look_for_contact(self._contact)
@@ -261,7 +270,7 @@ class AgentPod:
         collector.start()
 
     def drained(self) -> bool:
-        """Return whether the attempt ends, no rank runs, and all output of ranks is in the launcher's files."""
+        """Return whether the attempt is ending, no rank is running, and the launcher has stored all output."""
         return (
             (self.stopping or bool(self.leaving))
             and self.ranks.all_ended
@@ -270,14 +279,14 @@ class AgentPod:
         )
 
     def unshipped(self) -> Iterable[LogChunk]:
-        """Return output of ranks that is not in the launcher's files."""
+        """Return the log chunks that the launcher has not stored, and stop sending."""
         if self._spool.empty:
             return ()
         self._shipper.stop()
         return self._spool.rest()
 
     def state(self) -> AgentState:
-        """Return the state for the launcher's next heartbeat."""
+        """Return the state of this worker for the next heartbeat."""
         follower = self._slots or self._starter
         order = follower.order if follower is not None else 0
         drained = self.drained()  # first, like the order: the states collected below are newer
@@ -324,15 +333,15 @@ class AgentPod:
 
 
 def _describe_rank_command(command: Sequence[str]) -> dict[str, Any]:
-    """Return the command, directory and commit of this agent's ranks."""
+    """Return the ranks' command, working directory and git commit, for the run's description."""
     told = {"command": list(shown_command(command)), "directory": os.getcwd(), "commit": agent_commit_of(Path.cwd())}
     return {name: value for name, value in told.items() if value}
 
 
 def _make_agent_directory(path: str) -> None:
-    """Create the job's folder on its claim, for programs that write there without ringtrain's checkpoints."""
+    """Create the job's folder on its volume claim, for programs that write there without ringtrain."""
     try:
         if path:
             Path(path).mkdir(parents=True, exist_ok=True)
     except OSError as exc:  # ranks fail later if they write there
-        log.warning("%s=%s cannot be made: %s", contract.ENV_CHECKPOINT_DIR, path, exc)
+        log.warning("cannot create the folder that %s names, %s: %s", contract.ENV_CHECKPOINT_DIR, path, exc)

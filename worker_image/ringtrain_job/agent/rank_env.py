@@ -1,4 +1,4 @@
-"""Environment variables of training code."""
+"""Environment variables that the agent sets for its ranks."""
 
 import json
 import math
@@ -21,7 +21,7 @@ MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(4 << 30), "MALLOC_TRIM_THRESHOLD_": str(
 def rank_environment(
     config: AgentConfig, world: World, local_rank: int, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """Return all variables of one rank, as in docs/contract.md; `inherited`: variables of the pod."""
+    """Return the whole environment of one rank (docs/contract.md). `inherited`: variables of the pod."""
     own = rank_variables(config, world, config.first_rank + local_rank)
     return {**pod_defaults(config.slots, cores), **inherited, **own}
 
@@ -29,15 +29,17 @@ def rank_environment(
 def slot_environment(
     config: AgentConfig, slot: int, socket: str, inherited: Mapping[str, str], cores: int
 ) -> dict[str, str]:
-    """Return all variables of a process that receives its worlds on `socket`; no variable contains the rank of the
-    process."""
+    """Return the whole environment of a process in `slot`, which receives its rank and world later on `socket`."""
     own = {**_job_variables(config), contract.ENV_SLOT: str(slot), contract.ENV_AGENT_SOCKET: socket}
     kept = {name: value for name, value in inherited.items() if name not in _OF_A_WORLD}
     return {**pod_defaults(config.slots, cores), **kept, **own}
 
 
 def pod_defaults(slots: int, cores: int) -> dict[str, str]:
-    """Return variables that all ranks of a pod get unless the pod sets them."""
+    """Return variables that every rank gets unless the pod's environment sets them.
+
+    `slots`: number of ranks of the pod, which share its `cores` CPU cores.
+    """
     return {
         **MALLOC,
         "OMP_NUM_THREADS": str(max(1, cores // slots)),
@@ -47,12 +49,12 @@ def pod_defaults(slots: int, cores: int) -> dict[str, str]:
 
 
 def rank_variables(config: AgentConfig, world: World, rank: int) -> dict[str, str]:
-    """Return the variables about world and job for `rank`, which is one of this worker's."""
+    """Return the variables of `rank`, a rank of this worker, that describe world and job."""
     return _rank_world_variables(config, world, rank_place_in_gang(config, rank), config.position)
 
 
 def generation_variables(config: AgentConfig, world: World, slot: int) -> dict[str, str]:
-    """Return the variables about world and job for the process in `slot`, a member of the generation `world`."""
+    """Return environment variables for the process in `slot`, which describe the job and the generation `world`."""
     own = {
         contract.ENV_FORMATION: str(world.formation),
         contract.ENV_COMMITTED: str(world.committed),
@@ -63,18 +65,19 @@ def generation_variables(config: AgentConfig, world: World, slot: int) -> dict[s
 
 
 def rank_place_in_gang(config: AgentConfig, rank: int) -> RankPlace:
-    """Return the place of `rank`, one of this worker's, in a world of all workers with all their slots."""
+    """Return the place (rank, local rank, cross rank) of `rank`, a rank of this worker, in a world of all workers and
+    all slots."""
     local_rank = rank - config.first_rank
     position = config.position
     return RankPlace(rank, config.world_size, local_rank, config.slots, position, config.workers)
 
 
 def rank_place_in_generation(world: World, slot: int, slots: int) -> tuple[RankPlace, int]:
-    """Return the place of the process in `slot`, and the index of the process's pod. Each worker has `slots` slots.
+    """Return the place (rank, local rank, cross rank) of the process in `slot` in a generation, and its pod's index.
 
-    Pods are numbered in the order of their first ranks, and their size is the number of members in them. The local rank
-    is the slot's, because a process has chosen its device by it. If the pod has a gap, it may be greater than or equal
-    to the local size.
+    `world`: the generation. `slots`: number of slots of each worker. Pods are numbered in the order of their first
+    ranks, and their size is the number of members in them. The local rank is the slot's, because a process has chosen
+    its device by it. If a slot of the pod is not a member, a local rank may be greater than or equal to the local size.
     """
     pods: dict[int, list[int]] = {}
     for rank, member in enumerate(world.members):
@@ -127,7 +130,7 @@ _OF_A_WORLD = frozenset(
 
 
 def _job_variables(config: AgentConfig) -> dict[str, str]:
-    """Return the variables that are the same in every world of the attempt."""
+    """Return the variables of ranks that are equal in all worlds of the attempt."""
     job = {
         contract.ENV_ATTEMPT: str(config.job.attempt),
         contract.ENV_TIMEOUT: f"{config.timeout_s:g}",
@@ -153,13 +156,13 @@ def _job_variables(config: AgentConfig) -> dict[str, str]:
 
 
 def rank_tf_config(world: World, rank: int) -> str:
-    """Return a TF_CONFIG in which every rank is a `worker` whose index is its rank."""
+    """Return a TF_CONFIG for `rank`: every rank is a `worker` whose index is its rank."""
     cluster = {"worker": list(world.tf_addresses)}
     return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": rank}})
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup/cpu.max")) -> int:
-    """Return the number of cores that this process may use: its affinity, limited to the container's CPU limit."""
+    """Return how many CPU cores this process may use: its affinity, limited by the container's CPU limit."""
     cores = len(os.sched_getaffinity(0))
     try:
         quota, period = cgroup.read_text().split()

@@ -1,9 +1,8 @@
-"""The ranks of this pod: started, watched, and stopped as whole process groups.
+"""The ranks of this worker: start, watch and stop their process groups.
 
 In an elastic job a rank's number is its slot, in which one process runs after the other: its lives.
 """
 
-import errno
 import os
 import signal
 import threading
@@ -14,6 +13,7 @@ from typing import Any
 
 from ringtrain.shared.proc import living_processes
 from ringtrain.shared.processes import (
+    NO_PROGRAM,
     RankProcess,
     is_stopped,
     kill_descendants,
@@ -26,12 +26,11 @@ from ringtrain_job.agent.stopping import RankStop
 from ringtrain_job.control.model import ENDED, RankPhase, RankState, Reason
 
 _SWEEP_S = 5.0
-# Another attempt does not fix these errors, unlike a lack of memory or processes.
-NO_PROGRAM = frozenset({errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR})
 
 
 class AgentRanks:
-    """Ranks `first` … `first + count - 1`. The main thread changes them; any thread may call `states`."""
+    """Ranks of this worker, `first` … `first + count - 1`. The main thread changes them; other threads may call
+    `states`."""
 
     def __init__(self, first: int, count: int) -> None:
         self._lock = threading.Lock()
@@ -41,7 +40,7 @@ class AgentRanks:
         self._exits = 0
 
     def start(self, command: Sequence[str], environment: Callable[[int], Mapping[str, str]]) -> list[RankProcess]:
-        """Start every rank; `environment(local_rank)` returns its environment.
+        """Start the process of every rank. `environment(local_rank)` returns its environment.
 
         A rank that cannot be executed fails with a shell's exit code: 127 not found, 126 not executable.
         """
@@ -54,9 +53,10 @@ class AgentRanks:
     def start_life(
         self, state: RankState, command: Sequence[str], environment: Mapping[str, str]
     ) -> RankProcess | None:
-        """Start another process in the slot `state.rank`, whose previous one has ended; None if it cannot be executed.
+        """Start the next process in the slot `state.rank`. Return None if the command cannot be executed.
 
-        `state` contains its life and, if it has a world already, its generation.
+        `state` contains the process's number in the slot (`life`) and, if its world is already known, the world's
+        generation.
         """
         return self._start(replace(state, phase=RankPhase.RUNNING), command, environment)
 
@@ -70,18 +70,20 @@ class AgentRanks:
             self._lives[state.rank] = RankLife(state, process, RankStop(process.pid))
         return process
 
-    def adopt(self, process: RankProcess, life: int = 0, formation: int = 0) -> None:
-        """Record a running rank that another program has started, and whose end `note_exit` reports.
+    def adopt(self, process: RankProcess, life: int = 0, generation: int = 0) -> None:
+        """Record a running rank that a plugin's program, not the agent, has started. `note_exit` will report its end.
 
-        `life`, `formation`: number of the process in its slot, and generation, in an elastic job. If the
-        program that started it dies, the rank's process becomes a child of this one, and its exit is then ignored here.
+        `life`, `generation`: in an elastic job, the number of the process in its slot, and the generation that it
+        joins. If the program that started the rank dies, the rank's process becomes a child of the agent; `reap`
+        ignores its exit.
         """
         with self._lock:
-            state = RankState(process.rank, RankPhase.RUNNING, life=life, formation=formation)
+            state = RankState(process.rank, RankPhase.RUNNING, life=life, formation=generation)
             self._lives[process.rank] = RankLife(state, process, RankStop(process.pid), adopted=True)
 
     def reap(self, other: Callable[[int, int], None] = lambda *_: None) -> list[int]:
-        """Record processes that have ended, and continue to stop ranks; return the ranks that have ended.
+        """Reap ended processes, and take the next step (such as SIGKILL) for each rank that is being stopped. Return
+        the ranks that have ended.
 
         `other` is called with pid and wait status of processes that are not ranks.
         """
@@ -98,12 +100,13 @@ class AgentRanks:
         return ended + self._go_on_stopping()
 
     def stop(self, grace_s: float, reason: str = "", ranks: Collection[int] | None = None) -> None:
-        """Request running `ranks` to stop within `grace_s` for `reason`; see `agent/stopping.py`."""
+        """Stop `ranks` (None: all): SIGTERM, then SIGKILL after `grace_s`. `reason`: text for the states of these
+        ranks."""
         for stop in self._stops(ranks, reason):
             stop.request(grace_s)
 
     def kill(self, reason: str = "", ranks: Collection[int] | None = None) -> None:
-        """Kill running `ranks`, for `reason`."""
+        """Kill `ranks` (None: all running ones) now. `reason`: text for the states of these ranks."""
         for stop in self._stops(ranks, reason):
             stop.kill()
 
@@ -115,12 +118,12 @@ class AgentRanks:
 
     @property
     def stopping(self) -> bool:
-        """Whether a running rank was ordered to stop."""
+        """Whether any running rank was ordered to stop."""
         with self._lock:
             return any(life.is_stopping for life in self._lives.values())
 
     def _go_on_stopping(self) -> list[int]:
-        """Execute due actions for ranks that were ordered to stop; return those that have ended."""
+        """Take the next step for each rank that is being stopped; return the ranks that have ended."""
         with self._lock:
             lives = [(rank, life) for rank, life in self._lives.items() if life.is_stopping]
         table = living_processes() if lives else {}
@@ -130,12 +133,12 @@ class AgentRanks:
         return [rank for rank, _ in over]
 
     def dismiss(self, rank: int, reason: str) -> None:
-        """Record that a rank was ordered to leave for `reason`: any exit then counts as requested."""
+        """Record that a rank was ordered to leave for `reason`, so that no exit code counts as a failure."""
         with self._lock:
             self._lives[rank] = replace(self._lives[rank], dismissed=True, reason=reason)
 
     def update(self, rank: int, life: int, **changes: Any) -> None:
-        """Change the state of life `life` of a slot, if it is still the newest."""
+        """Change fields of the state of slot `rank`, if process number `life` is still the slot's newest."""
         with self._lock:
             found = self._lives[rank]
             if found.state.life == life:
@@ -148,28 +151,32 @@ class AgentRanks:
                 self._lives[rank] = replace(life, state=replace(life.state, joined=True))
 
     def pids(self) -> dict[int, int]:
-        """Return the pid of each running rank (or slot)."""
+        """Return the PID of each running rank; in an elastic job, of each slot."""
         return {process.rank: process.pid for process in self._running()}
 
     def running(self) -> list[int]:
-        """Return the ranks (or slots) with a running process."""
+        """Return the ranks with a running process; in an elastic job, the slots with one."""
         with self._lock:
             return [rank for rank, life in self._lives.items() if life.state.phase is RankPhase.RUNNING]
 
     def state(self, rank: int) -> RankState:
-        """Return the state of one rank, even if its output is not complete."""
+        """Return the state of one rank, without waiting until its output is complete."""
         with self._lock:
             return self._lives[rank].state
 
     def number_from(self, rank: int, life: int) -> None:
-        """Continue the lives of a slot without a process here after `life`, the last one in an earlier pod."""
+        """Set the process number of slot `rank` to at least `life`, the number of the slot's last process in an earlier
+        pod.
+
+        Does nothing if this agent has already started a process in the slot.
+        """
         with self._lock:
             found = self._lives[rank]
             if found.state.phase is RankPhase.WAITING and found.state.life < life:
                 self._lives[rank] = replace(found, state=replace(found.state, life=life))
 
     def note_reported(self, states: Sequence[RankState]) -> None:
-        """Record that the launcher knows `states`."""
+        """Record that the launcher has received `states`."""
         ended = {state.rank: state.life for state in states if state.phase in ENDED}
         with self._lock:
             for rank, life in self._lives.items():
@@ -177,25 +184,26 @@ class AgentRanks:
                     self._lives[rank] = replace(life, reported=True)
 
     def reported(self, rank: int) -> bool:
-        """Return whether the launcher knows how the last process of a slot ended."""
+        """Return whether the launcher knows how the last process of slot `rank` ended."""
         with self._lock:
             return self._lives[rank].reported
 
     def stopped(self, rank: int) -> bool:
-        """Return whether a signal has stopped the rank's process."""
+        """Return whether SIGSTOP has stopped the rank's process."""
         with self._lock:
             life = self._lives[rank]
         return life.process is not None and life.runs and is_stopped(life.process.pid)
 
     def clear(self, rank: int) -> None:
-        """Kill the processes that an ended rank has left in its process group."""
+        """Kill the processes in an ended rank's process group."""
         with self._lock:
             life = self._lives[rank]
         if life.process is not None and life.state.phase in ENDED:
             signal_group(life.process.pid, signal.SIGKILL)
 
     def sweep(self) -> None:
-        """Kill the processes that ended ranks have left in any group; return when none is left."""
+        """Kill all remaining processes of ended ranks, including those in other process groups, and wait for their
+        end."""
         for life in self._lives.values():
             if life.process is not None:
                 signal_group(life.process.pid, signal.SIGKILL)
@@ -207,30 +215,30 @@ class AgentRanks:
 
     @property
     def started(self) -> bool:
-        """Whether `start` was called."""
+        """Whether any rank was started."""
         with self._lock:
             return any(life.state.phase is not RankPhase.WAITING for life in self._lives.values())
 
     @property
     def all_ended(self) -> bool:
-        """Whether no rank runs."""
+        """Whether no rank is running."""
         return not self._running()
 
     def not_started(self) -> list[tuple[int, str]]:
-        """Return the ranks whose program could not be executed, each with its error line."""
+        """Return the ranks whose program could not be executed, each with its error message."""
         with self._lock:
             states = [life.state for life in self._lives.values() if life.process is None]
         return [(state.rank, state.log_tail[-1]) for state in states if state.phase is RankPhase.FAILED]
 
     def first_failure(self) -> RankState | None:
-        """Return the rank of this pod that failed first."""
+        """Return the state of the rank of this worker that failed first; None if none failed."""
         with self._lock:
             failed = [life.state for life in self._lives.values() if life.state.phase is RankPhase.FAILED]
         return min(failed, key=lambda state: state.exit_order, default=None)
 
     def states(self, complete: Callable[[int], bool], tail: Callable[[int], tuple[str, ...]]) -> tuple[RankState, ...]:
-        """Return the states of all ranks. An ended rank is reported as running until its output is `complete`, so that
-        its log's `tail` is sent with its failure."""
+        """Return the states of all ranks. An ended rank counts as running until its output is `complete`, so that
+        `tail`, its last lines, can be sent with its failure."""
         now = time.monotonic()
         with self._lock:
             return tuple(life.reported_state(now, complete, tail) for life in self._lives.values())
@@ -241,9 +249,11 @@ class AgentRanks:
         return [life.process for life in lives if life.process and life.runs]
 
     def note_exit(self, rank: int, code: int, problem: RankState | None = None) -> bool:
-        """Record that the rank's first process has ended with `code`, negative for a signal; return whether the rank
-        has ended. Other processes of a rank that is being stopped may continue. `problem`: state to report for a rank
-        that failed although its code is 0."""
+        """Record that the rank's first process has ended with `code`, negative for a signal. Return whether the rank
+        has ended.
+
+        Other processes of a rank that is being stopped may still run. `problem`: state to report although `code` is 0.
+        """
         self._exits += 1
         why = self.end_cause(rank, code) if code else ""
         with self._lock:
@@ -256,7 +266,7 @@ class AgentRanks:
         return over
 
     def _conclude(self, rank: int, last: RankState) -> None:
-        """Record the end of the rank with the state `last`."""
+        """Record `last` as the rank's final state."""
         with self._lock:
             life = self._lives[rank]
             self._lives[rank] = replace(life, state=last, exited_at=time.monotonic())
@@ -270,7 +280,7 @@ class AgentRanks:
             phase=RankPhase.FAILED,
             exit_code=127 if isinstance(exc, FileNotFoundError) else 126,
             exit_order=self._exits,
-            log_tail=(f"ringtrain: {program} cannot be executed: {exc.strerror}",),
+            log_tail=(f"ringtrain: cannot execute {program}: {exc.strerror}",),
             reason=Reason.CANNOT_START if exc.errno in NO_PROGRAM else None,
         )
         with self._lock:

@@ -1,4 +1,4 @@
-"""Thread that sends the spool to the launcher in chunks until the launcher has stored them."""
+"""Thread that sends queued log chunks to the launcher until it has stored them."""
 
 import logging
 import threading
@@ -23,14 +23,14 @@ _LOOK_S = 0.5
 
 @dataclass(frozen=True)
 class LogShipperEvents:
-    """Callbacks of the shipper. `on_contact`: a call was answered. `on_empty`: the whole spool has become durable."""
+    """Callbacks of the shipper. `on_contact`: a call was answered. `on_empty`: the launcher has stored all chunks."""
 
     on_contact: Callable[[], None]
     on_empty: Callable[[], None]
 
 
 class LogShipper:
-    """Sender of the chunks in `spool`. `header`: fields of every request."""
+    """Thread that sends the chunks in `spool` to the launcher. `header`: fields of every request."""
 
     def __init__(
         self, stub: Any, spool: LogSpool, header: dict[str, Any], call_s: float, events: LogShipperEvents
@@ -44,21 +44,21 @@ class LogShipper:
         self._thread = threading.Thread(target=self._run, name="ringtrain-shipper", daemon=True)
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop sending; unsent chunks stay in the spool."""
+        """Stop sending, and wait for the thread; unsent chunks stay in the queue."""
         self._closed.set()
         self.join()
 
     def close(self) -> None:
-        """Stop, even with unsent chunks. A running call ends when its channel is closed."""
+        """Stop sending, although chunks may be unsent. A running call ends when its channel is closed."""
         self._closed.set()
         self._spool.close()
 
     def join(self) -> None:
-        """Wait for the thread after `stop` or `close`."""
+        """Wait for the thread to end, at most for the timeout of a call. Call `stop` or `close` first."""
         self._thread.join(self._call_s)
 
     def _run(self) -> None:
@@ -76,7 +76,7 @@ class LogShipper:
         try:
             reply = self._stub.Append(self._request(chunks), timeout=self._call_s)
         except grpc.RpcError as error:
-            log.debug("the launcher did not accept log lines, which are stored: %s", error)
+            log.debug("log lines stay in this agent's queue, because the launcher did not accept them: %s", error)
             return False
         except ValueError:  # the channel was closed
             return False

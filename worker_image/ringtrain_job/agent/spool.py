@@ -1,4 +1,5 @@
-"""Lines on their way to the launcher: in memory, then on disk, then dropped and counted.
+"""Queue of log lines for the launcher: in memory, then on disk. Beyond the limits of memory and disk, lines are dropped
+and counted.
 
 No method waits for the network. A record gets its sequence number when it is added. Records dropped because of a limit
 get none but are counted, and the rank's next record that fits is preceded by a line with their number.
@@ -26,7 +27,7 @@ _FILES = 8
 
 
 class LogSpool:
-    """First-in, first-out queue of log chunks. Thread-safe.
+    """First-in, first-out queue of log chunks for the launcher. Thread-safe.
 
     `memory_bytes`, `disk_bytes`: limits. The disk part uses unnamed temporary files, created when needed.
     """
@@ -44,7 +45,7 @@ class LogSpool:
         self._changed = threading.Condition()
 
     def put(self, stream: LogStream, rank: int, data: bytes) -> None:
-        """Add whole records of one rank."""
+        """Add complete log records of one rank; count them as dropped if the queue is full."""
         if not data:
             return
         with self._changed:
@@ -57,21 +58,22 @@ class LogSpool:
             self._changed.notify_all()
 
     def offer(self, stream: LogStream, rank: int, data: bytes) -> None:
-        """Add a record that may be lost, and that the rank did not write. If there is no room, it is dropped without a
-        count."""
+        """Add a record of the agent itself. If the queue is full, it is dropped without being counted."""
         with self._changed:
             if not self._unsaid[stream, rank]:
                 self._store(stream, rank, count_records(data), data)
             self._changed.notify_all()
 
     def continue_from(self, stream: LogStream, rank: int, last: int) -> None:
-        """Continue the numbering of a rank without records here after `last`, the number of an earlier agent's last
-        one."""
+        """Number the records of `rank` in `stream` from `last` + 1, where an earlier agent stopped.
+
+        Does nothing if this queue has received records of the rank already.
+        """
         with self._changed:
             self._next.setdefault((stream, rank), last + 1)
 
     def take(self, limit_bytes: int, timeout_s: float) -> list[LogChunk]:
-        """Return the oldest chunks, about `limit_bytes` of them. Returns the same chunks until `done` is called.
+        """Return the oldest chunks, about `limit_bytes` together. Returns the same chunks until `done` is called.
 
         Waits up to `timeout_s` for the first chunk; the list is empty if no chunk comes.
         """
@@ -88,7 +90,7 @@ class LogSpool:
             return self._in_flight
 
     def done(self, durable: dict[tuple[LogStream, int], int]) -> bool:
-        """Delete the chunks of the last `take` up to the `durable` sequence numbers; return whether none is left."""
+        """Delete the chunks of the last `take` up to the sequence numbers `durable`; return whether none is left."""
         with self._changed:
             self._in_flight = [
                 chunk
@@ -98,12 +100,12 @@ class LogSpool:
             return not self._in_flight
 
     def dropped(self) -> dict[int, int]:
-        """Return the number of dropped log records by rank."""
+        """Return the number of dropped log lines by rank."""
         with self._changed:
             return dict(self._dropped)
 
     def finish(self, rank: int) -> None:
-        """Add the line about dropped records, even beyond the limit, because the rank has ended."""
+        """Add the line that tells how many records of an ended rank were dropped, even if the queue is full."""
         with self._changed:
             for stream in LogStream:
                 self._log_dropped(stream, rank, force=True)
@@ -111,12 +113,12 @@ class LogSpool:
 
     @property
     def empty(self) -> bool:
-        """Whether all added records are durable."""
+        """Whether the launcher has stored all records."""
         with self._changed:
             return not (self._in_flight or self._memory or self._disk.waiting)
 
     def rest(self) -> Iterator[LogChunk]:
-        """Yield and remove all chunks that are not durable, in order."""
+        """Yield and remove all chunks that the launcher has not stored, in order."""
         with self._changed:
             taken, self._in_flight = self._in_flight, []
         yield from taken
@@ -124,7 +126,7 @@ class LogSpool:
             yield chunk
 
     def close(self) -> None:
-        """Wake threads that wait in `take`, and free the disk space."""
+        """Wake threads that wait in `take`, and free disk space."""
         with self._changed:
             self._closed = True
             self._disk.close()
@@ -137,7 +139,7 @@ class LogSpool:
         what = "lines" if stream is LogStream.LOG else "reports"
         text = (
             f"[ringtrain] {count} {what} of rank {rank} were dropped: "
-            "the launcher did not take them in time and the spool was full\n"
+            "the launcher did not receive them in time and the agent's queue was full\n"
         ).encode()
         if self._store(LogStream.LOG, rank, 1, text, force=force):
             del self._unsaid[stream, rank]
@@ -167,7 +169,7 @@ class LogSpool:
 
 
 def coalesce_spooled_chunks(chunks: Sequence[LogChunk]) -> list[LogChunk]:
-    """Join consecutive chunks of the same rank and stream: fewer writes, same order."""
+    """Join consecutive chunks of the same rank and stream, so that the launcher writes less often."""
     joined = []
     for (stream, rank), run in itertools.groupby(chunks, key=lambda chunk: (chunk.stream, chunk.rank)):
         parts = list(run)
@@ -177,7 +179,8 @@ def coalesce_spooled_chunks(chunks: Sequence[LogChunk]) -> list[LogChunk]:
 
 
 class _SpoolDiskQueue:
-    """Queue of chunks in temporary files, each deleted once it has been read. After a disk error it accepts no more."""
+    """Queue of chunks in temporary files. A file is deleted once it was read. After a disk error on
+    an empty queue, nothing is added."""
 
     def __init__(self, bound: int) -> None:
         self._bound = bound
@@ -217,7 +220,7 @@ class _SpoolDiskQueue:
 
 
 class _SpoolDiskFile:
-    """Queue of frames in an unnamed file: appended at its end, read from its beginning."""
+    """Temporary file with a queue of chunks: written at its end, read from its start."""
 
     def __init__(self) -> None:
         self._file: BinaryIO = tempfile.TemporaryFile(prefix="ringtrain-spool-", buffering=0)  # noqa: SIM115

@@ -1,4 +1,4 @@
-"""Starters of a worker's ranks for jobs whose agents do not start them, found by entry points.
+"""Interface for plugins whose own program, not the agent, starts the ranks of a worker.
 
 The entry point in `ringtrain.agent.starters` with the name of the job's backend is a function that takes a
 `StarterContext` and returns a `RankStarter`.
@@ -18,7 +18,7 @@ STARTERS: Final = "ringtrain.agent.starters"
 
 
 class RankStarter(Protocol):
-    """Interface to a program that starts this worker's ranks. Called on the agent's main thread.
+    """Interface of a plugin whose program starts this worker's ranks instead of the agent. Called on the main thread.
 
     `threads`: number of the agent's server threads that its services may occupy at the same time. `order`: number of
     the newest order of an elastic job that has been followed.
@@ -28,61 +28,67 @@ class RankStarter(Protocol):
     order: int
 
     def register(self, server: Any) -> None:
-        """Add services to the agent's gRPC server, which the launcher alone may call."""
+        """Add gRPC services to the agent's server. Only the launcher may call them."""
 
     def begin(self, world: World) -> None:
-        """Permit ranks of `world` to start: all agents have registered."""
+        """Permit ranks of `world` to start. Called when all agents have registered."""
 
     def follow(self, order: Prepare | Form) -> None:
-        """Follow `order`, the newest of an elastic job, from now on."""
+        """Store `order`, the launcher's newest order in an elastic job. `act` executes it."""
 
     def act(self) -> None:
         """Execute due actions of the newest order. Called about twice a second."""
 
     def note_exit(self, pid: int, status: int) -> None:
-        """Record the end, with wait status `status`, of a child of the agent that is not a rank."""
+        """Record that a child of the agent that is not a rank has ended with wait status `status`."""
 
     @property
     def running(self) -> bool:
-        """Whether a child that was started for the ranks is alive."""
+        """Whether any child process of the starter is alive."""
 
     def close(self) -> None:
-        """Accept no more ranks, and remove created files."""
+        """Stop accepting ranks, and delete all files that were created."""
 
 
 class RankSink(Protocol):
-    """Methods of the agent that a starter of ranks calls, on the agent's main thread.
+    """Methods of the agent that a starter of ranks calls, on the main thread.
 
-    `stopping`: no further rank may start. `saving`: ranks were ordered to stop, and may use the grace period of the pod
-    to save.
+    `stopping`: whether no further rank may start. `saving`: whether ranks were ordered to stop, and may use the grace
+    period of the pod to save.
     """
 
     stopping: bool
     saving: bool
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
+        """Return `variables`, with values that are too long for the environment moved to a file."""
 
     def collect(self, process: RankProcess) -> None:
-        """Collect the output of a rank, whose `pid` is not known yet."""
+        """Begin to collect the output of a rank that is about to start."""
 
-    def rank_started(self, process: RankProcess, life: int, formation: int) -> None:
-        """Record a running rank; `life`, `formation`: number of the process in its slot, and generation, in an
-        elastic job."""
+    def rank_started(self, process: RankProcess, life: int, generation: int) -> None:
+        """Record a running rank.
+
+        `life`, `generation`: in an elastic job, the number of the process in its slot, and the generation that it
+        joins.
+        """
 
     def ranks_joined(self) -> None:
-        """Record that all ranks have joined the world, because one has."""
+        """Record that all ranks have joined the world. Call it when a rank has reported that."""
 
     def stop_ranks(self, reason: str, ranks: Collection[int] | None = None) -> None:
-        """Request the end of `ranks`, or all."""
+        """Request the end of `ranks` (None: all ranks). `reason`: text for the states of these ranks."""
 
     def rank_ended(self, rank: int, code: int, problem: RankState | None) -> None:
-        """Record the end of a rank with `code` (negative: a signal). `problem`: state to report instead."""
+        """Record that a rank ended with `code`, negative for a signal.
+
+        `problem`: state to report although `code` is 0.
+        """
 
 
 @dataclass(frozen=True)
 class StarterContext:
-    """Inputs of a starter. `environment`: the pod's. `post`: schedules a function on the main thread."""
+    """Inputs of a starter. `environment`: the pod's variables. `post`: schedules a function on the main thread."""
 
     config: AgentConfig
     environment: Mapping[str, str]
@@ -91,7 +97,8 @@ class StarterContext:
 
 
 def open_starter(context: StarterContext) -> RankStarter | None:
-    """Open the starter of the job's backend; None if the agent starts the ranks. Raises ConfigurationError."""
+    """Return a new starter for the job's backend; None if the agent starts the ranks. Raises ConfigurationError if its
+    plugin is missing."""
     if context.config.agents_start_ranks:
         return None
     for point in entry_points(group=STARTERS, name=context.config.backend):

@@ -1,4 +1,4 @@
-"""Orderly stop of a rank, requested by the kubelet, the launcher, its starter, an elastic world's change, or a person.
+"""Orderly stop of a rank: SIGTERM to the right processes, a grace period, then SIGKILL.
 
 1. SIGTERM is sent once to the topmost processes of the rank that catch or ignore it. A shell is skipped in favour of
    its children: `bash run.sh` would end at once, and the rank with it. Any other process that would end by SIGTERM but
@@ -14,7 +14,7 @@ import os
 import signal
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
@@ -28,12 +28,11 @@ LEFT_S: Final = 1.0
 
 
 class RankStop:
-    """Stop of one rank's processes. Not thread-safe."""
+    """Stop of one rank and all its processes. Not thread-safe."""
 
-    def __init__(self, pid: int, clock: Callable[[], float] = time.monotonic) -> None:
-        """Create a stop for the rank whose first process, a session leader, is `pid`."""
+    def __init__(self, pid: int) -> None:
+        """Prepare to stop the rank whose first process, a session leader, is `pid`."""
         self._pid = pid
-        self._clock = clock
         first = process_view(pid)
         # Processes of the rank at the last look.
         self._seen = {pid: first} if first else {}
@@ -44,23 +43,23 @@ class RankStop:
         self.sent: frozenset[int] = frozenset()
 
     def request(self, grace_s: float) -> None:
-        """Request the rank to stop within `grace_s`. A second request changes nothing."""
+        """Send SIGTERM, and SIGKILL after `grace_s`. Repeated calls have no effect."""
         if self._grace_ends is None:
-            self._grace_ends = self._clock() + grace_s
+            self._grace_ends = time.monotonic() + grace_s
             self.advance()
 
     def kill(self) -> None:
         """Kill all processes of the rank now."""
-        self._grace_ends = self._kill_at = self._clock()
+        self._grace_ends = self._kill_at = time.monotonic()
         self.advance()
 
     @property
     def is_requested(self) -> bool:
-        """Whether the rank was ordered to stop, or killed."""
+        """Whether `request` or `kill` was called."""
         return self._grace_ends is not None
 
     def advance(self, table: Mapping[int, ProcessView] | None = None) -> bool:
-        """Execute due actions; return whether nothing is left to wait for. `table`: all current processes."""
+        """Execute due actions; return whether nothing is left to wait for. `table`: all processes of this machine."""
         if self._grace_ends is None:
             return True
         before, here = self._seen, self._find(living_processes() if table is None else table)
@@ -71,21 +70,21 @@ class RankStop:
             orphans = [pid for pid in here.keys() - self._got if pid in before and before[pid].parent in ended]
             self._send(orphans, signal.SIGTERM)
             is_over = self._pid not in here and self._got <= ended
-            if not is_over and self._clock() < self._grace_ends:
+            if not is_over and time.monotonic() < self._grace_ends:
                 return False
             if not is_over:
-                log.warning("process %d, a rank, is killed: it has not ended within its grace period", self._pid)
+                log.warning("killing rank process %d, which did not end within its grace period", self._pid)
             left = here.keys() - self._got
             self._send(left, signal.SIGTERM)
-            self._kill_at = self._clock() + (LEFT_S if left else 0.0)
-        if here and self._clock() < self._kill_at:
+            self._kill_at = time.monotonic() + (LEFT_S if left else 0.0)
+        if here and time.monotonic() < self._kill_at:
             return False
         self._send(here, signal.SIGKILL)
         return True
 
     def _find(self, table: Mapping[int, ProcessView]) -> Mapping[int, list[int]]:
-        """Return the rank's live processes, each with its children: the session, its descendants, and processes seen
-        there before that have lost their parent."""
+        """Return the rank's live processes, each with its children. These are the processes of its session, their
+        descendants, and processes seen before whose parent has ended."""
         children = defaultdict(list)
         for view in table.values():
             children[view.parent].append(view.pid)
@@ -110,7 +109,7 @@ class RankStop:
         self._got.update(found)
 
     def _topmost(self, pid: int, here: Mapping[int, list[int]]) -> list[int]:
-        """Return the processes from `pid` down that should get SIGTERM now."""
+        """Return the highest processes in the tree below `pid` that should get SIGTERM now."""
         if pid in self._got:
             return []
         runner = is_shell(pid)

@@ -1,4 +1,4 @@
-"""File for a world whose addresses are too long for environment variables; the ranks of a pod read it."""
+"""File with the addresses of a large world, for ranks whose environment variables cannot store them."""
 
 import json
 import os
@@ -18,7 +18,7 @@ _KEPT = 2
 
 
 class WorldFiles:
-    """World files of one agent, created when needed and deleted with `stack`."""
+    """Files with addresses of large worlds, created when needed. `stack` deletes them."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
@@ -26,7 +26,7 @@ class WorldFiles:
         self._written: dict[int, Path] = {}
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """Return `variables` of a rank in `world`, with the world's file in place of those that are too long.
+        """Return `variables`, with values that are too long for the environment moved to a file.
 
         `TF_CONFIG`, which TensorFlow reads only from the environment, is replaced by a value that TensorFlow rejects: a
         rank without one would train alone. Raises ConfigurationError if the file cannot be written.
@@ -54,9 +54,8 @@ class WorldFiles:
             return self._write(world)
         except OSError as error:
             raise ConfigurationError(
-                f"the addresses of {len(world.ring_addresses)} ranks are too long for environment variables, and "
-                f"the agent can't write them into a temporary file ({error.strerror}); give the container a "
-                f"writable /tmp"
+                f"the addresses of {len(world.ring_addresses)} ranks are too long for environment variables, and the "
+                f"agent cannot write them to a temporary file ({error.strerror}); make /tmp writable in the container"
             ) from error
 
     def _write(self, world: World) -> Path:
@@ -75,12 +74,11 @@ class WorldFiles:
 
 
 def is_too_long(value: str) -> bool:
-    """Return whether `value` is too long for an environment variable, or nearly so."""
+    """Return whether `value` exceeds MOST_BYTES, near the kernel's limit for an environment variable."""
     return len(os.fsencode(value)) > MOST_BYTES
 
 
 def unusable_tf_config(size: int, task: Mapping[str, object]) -> str:
-    """Return a `TF_CONFIG` that TensorFlow rejects with a TypeError that names the file with the cluster of `size`
-    workers."""
+    """Return a TF_CONFIG that makes TensorFlow raise TypeError. The error names the file with the `size` addresses."""
     where = f"workers, of which {size} are too many for TF_CONFIG: see {contract.ENV_WORLD_FILE}"
     return json.dumps({"cluster": {where: f"{size} addresses"}, "task": dict(task)})

@@ -1,1 +1,1 @@
-"""Commands of `ringtrain`, one module each."""
+"""Commands of the program `ringtrain`, one module for each."""

@@ -1,4 +1,4 @@
-"""Command `ringtrain bench allreduce`: one measurement on this machine.
+"""The command `ringtrain bench allreduce`, which measures an allreduce between ranks on this machine.
 
 `make bench` compares many with other libraries.
 """
@@ -26,12 +26,14 @@ def bench() -> None:
 
 @bench.command()
 @click.option("-np", "--np", "ranks", type=click.IntRange(1, 1024), default=2, show_default=True)
-@click.option("--size", default="64MiB", show_default=True, help="Size of the tensor, as 4KiB, 64MiB, 1GiB or 1000.")
+@click.option(
+    "--size", default="64MiB", show_default=True, help="Size of the tensor, such as 4KiB, 64MiB, 1GiB or 1000."
+)
 @click.option("--transport", type=click.Choice(["auto", "shm", "grpc"]), default="auto", show_default=True)
 @click.option("--repetitions", type=click.IntRange(1), default=20, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option("--json", "as_json", is_flag=True, help="Print the result as a JSON object.")
 def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: bool) -> None:
-    """Print the time of an allreduce on this machine.
+    """Measure an allreduce between ranks of this machine.
 
     The tensor is float32. The time is that of the slowest rank.
     """
@@ -44,7 +46,8 @@ def allreduce(ranks: int, size: str, transport: str, repetitions: int, as_json: 
 
 
 def parse_size(text: str) -> int:
-    """Return a size such as "64MiB" in bytes, rounded down to whole float32 elements. Raises click.UsageError."""
+    """Return a size such as "64MiB" in bytes, rounded down to whole float32 elements. Raises click.UsageError for
+    another format."""
     found = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", text.strip())
     if found is None or found[2] not in _UNITS or int(found[1]) == 0:
         units = ", ".join(filter(None, _UNITS))
@@ -55,7 +58,6 @@ def parse_size(text: str) -> int:
 def _bench_line(result: dict[str, Any]) -> str:
     low, middle, high = (1e3 * result[f"{name}_s"] for name in ("quartile1", "median", "quartile3"))
     return (
-        f"{result['ranks']} ranks, {result['bytes']} bytes over {result['path']}: {middle:.3f} ms "
-        f"(quartiles {low:.3f} … {high:.3f}), bus {result['bus_bytes_per_s'] / 1e9:.2f} GB/s, "
-        f"{result['cpu_s_per_gb']:.2f} CPU s/GB"
+        f"{result['ranks']} ranks, {result['bytes']} bytes over {result['path']}: {middle:.3f} ms (quartiles {low:.3f} "
+        f"… {high:.3f}), bus {result['bus_bytes_per_s'] / 1e9:.2f} GB/s, {result['cpu_s_per_gb']:.2f} CPU s/GB"
     )

@@ -1,4 +1,4 @@
-"""CA and certificates of one run over several hosts, created with the system's `openssl`."""
+"""Certificate authority, certificates and token of one run over several hosts, created with `openssl`."""
 
 import secrets
 import shutil
@@ -47,7 +47,7 @@ authorityKeyIdentifier = keyid
 
 
 def write_secrets(directory: Path, uid: str) -> None:
-    """Write the secrets of the run `uid` into `directory`, which only this user may read.
+    """Create the certificates and the token of run `uid` in `directory`, readable by this user only.
 
     Each role gets a directory with the files of the operator's Secret. The CA's key is deleted. Raises
     ConfigurationError if openssl is missing or fails.
@@ -72,7 +72,7 @@ def write_secrets(directory: Path, uid: str) -> None:
 
 
 def _certificate(work: Path, file: str, name: str, section: str, *signer: str) -> None:
-    """Create a key and a certificate of `name`, signed as the arguments `signer` say."""
+    """Create a key and a certificate for the common name `name`. `signer`: openssl's arguments for signing."""
     new_key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-keyout", f"{file}.key")
     _run_openssl(work, "req", "-new", "-config", "settings", *new_key, "-subj", f"/CN={name}", "-out", f"{file}.csr")
     now = datetime.now(UTC)
@@ -85,7 +85,7 @@ def _certificate(work: Path, file: str, name: str, section: str, *signer: str) -
 
 
 def _run_openssl(work: Path, *words: str) -> None:
-    """Run openssl in `work`. Raises ConfigurationError if it is missing, fails or takes too long."""
+    """Run openssl in the folder `work`. Raises ConfigurationError if it is missing, fails or takes too long."""
     try:
         done = subprocess.run(
             ["openssl", *words],
@@ -99,8 +99,8 @@ def _run_openssl(work: Path, *words: str) -> None:
         )
     except FileNotFoundError as exc:
         raise ConfigurationError(
-            "a run over several hosts encrypts its control connections, and needs `openssl` on this machine "
-            "for its certificates: PATH has no program of this name; install it (apt install openssl)"
+            "a run over several hosts needs `openssl` on this machine to create certificates, but PATH has no "
+            "such program; install it (apt install openssl)"
         ) from exc
     except subprocess.TimeoutExpired as exc:
         raise ConfigurationError(f"openssl {words[0]} took longer than {_DEADLINE_S} s") from exc

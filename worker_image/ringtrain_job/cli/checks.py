@@ -1,4 +1,4 @@
-"""Checks of `ringtrain run` before it starts any process."""
+"""Checks of the options and the command of `ringtrain run`, made before any process starts."""
 
 import difflib
 import os
@@ -19,7 +19,7 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 
 
 def check_name_option(name: str | None) -> None:
-    """Raise a usage error unless `name` can name one directory."""
+    """Raise click.UsageError unless `name` is a valid name of one folder."""
     if name is not None and not _NAME.fullmatch(name):
         raise click.UsageError(
             f"--name {name!r}: expected letters, digits, '-', '_' and '.', at most 200, the first a letter or "
@@ -28,35 +28,35 @@ def check_name_option(name: str | None) -> None:
 
 
 def check_metrics_option(rule: str | None) -> None:
-    """Raise a usage error unless `rule` is a valid rule for lines with metrics."""
+    """Raise click.UsageError unless `rule` is a valid regular expression for metrics in printed lines."""
     if rule is not None and (problem := metrics_rule_problem(rule)):
         raise click.UsageError(f"--metrics {rule!r} {problem}")
 
 
 def check_log_dir(log_dir: Path) -> None:
-    """Raise a usage error unless logs can be written to `log_dir`, which is created if necessary."""
+    """Raise click.UsageError unless logs can be written to `log_dir`. Create it if necessary."""
     try:
         log_dir.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=log_dir):
             pass
     except OSError as exc:
         raise click.UsageError(
-            f"--runs {log_dir}: logs cannot be written there ({exc.strerror}); choose a directory that you can write"
+            f"--runs {log_dir}: cannot write logs to this folder ({exc.strerror}); choose a "
+            "directory that you can write"
         ) from exc
 
 
 def check_launcher(ranks: int, command: Sequence[str]) -> None:
-    """Raise a usage error if `command` starts ranks itself, so that each of several ranks would start its own world."""
+    """Raise click.UsageError if several ranks would run a launcher, such as torchrun: each would start a world."""
     if ranks > 1 and (found := launcher_of(command)):
         raise click.UsageError(
-            f"{found} starts ranks itself, so each of the {ranks} ranks would start a world of its own: remove "
-            f"{found} and its options, and write the program that it starts: ringtrain run "
-            f"-np {ranks} python train.py"
+            f"{found} starts ranks itself, so each of the {ranks} ranks would start another world: remove {found} and "
+            f"its options, and pass only the program that it starts: ringtrain run -np {ranks} python train.py"
         )
 
 
 def check_command(program: str, path: str) -> None:
-    """Exit with a shell's exit status, 127 or 126, and a reason, unless `program` can be executed."""
+    """Print an error and exit with 127 (not found) or 126 (not executable) unless `program` can be executed."""
     if shutil.which(program, path=path):
         return
     if os.sep in program:
@@ -64,12 +64,12 @@ def check_command(program: str, path: str) -> None:
         why = "the file does not exist" if missing else "it is a directory, or not executable (chmod +x)"
     else:
         missing, why = True, f"PATH has no program of this name{_similar_program_text(program, path)}"
-    click.echo(f"Error: {program} cannot be executed: {why}", err=True)
+    click.echo(f"Error: cannot execute {program}: {why}", err=True)
     sys.exit(127 if missing else 126)
 
 
 def _similar_program_text(program: str, path: str) -> str:
-    """Return a hint at a program with a similar name, or an empty string."""
+    """Return a hint at a program with a similar name; empty if there is none."""
     if Path(program).exists():
         return f"; did you mean ./{program}, or python {program}?"
     found: set[str] = set()

@@ -1,4 +1,4 @@
-"""Table of the commands of `ringtrain`.
+"""Table of the commands of `ringtrain`, from which it prints its help without importing the commands.
 
 A distribution adds commands by an entry point of the group `ringtrain.commands` that names a table like this one.
 `ringtrain --help` reads the tables only; a command's module is imported when the command runs.
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LazyCommand:
-    """One line of the table.
+    """Entry of the table: a command that is imported only when it runs.
 
     `load`: `module:name` of the click command. `help`: help text in the list of commands, at most 60 characters.
-    `hidden`: used by programs only, and not listed.
+    `hidden`: whether the list omits the command, because only programs use it.
     """
 
     name: str
@@ -28,7 +28,9 @@ COMMANDS = (
     LazyCommand("data-worker", "ringtrain_job.cli.pods:data_worker", "Load batches for the job's ranks.", True),
     LazyCommand("launcher", "ringtrain_job.cli.pods:launcher", "Coordinate the job's workers.", True),
     LazyCommand("logs", "ringtrain_job.cli.logs:logs", "Print the output of a run's ranks."),
-    LazyCommand("remote-agent", "ringtrain_job.cli.remote_agent:remote_agent", "Run an agent on another host.", True),
+    LazyCommand(
+        "remote-agent", "ringtrain_job.cli.remote_agent:remote_agent", "Run this host's agent of a remote run.", True
+    ),
     LazyCommand("run", "ringtrain_job.cli.run:run", "Run COMMAND as N ranks, with one merged log."),
     LazyCommand("timeline", "ringtrain_job.cli.timeline:timeline", "Print the parts of a step's time."),
 )

@@ -1,4 +1,4 @@
-"""Option `--data-workers N`: data workers of a run, which are restarted when they end."""
+"""Processes for `ringtrain run --data-workers N`: start the data workers, and restart them when they end."""
 
 import logging
 import os
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def start_data_workers(stack: ExitStack, environment: Mapping[str, str], command: Sequence[str], level: str) -> None:
-    """Run RINGTRAIN_DATA_WORKERS data workers until `stack` is left; none if the variable is not set.
+    """Run as many data workers as RINGTRAIN_DATA_WORKERS says, until `stack` is closed.
 
     The directory of the script in `command` is in their PYTHONPATH, so that they can import its modules.
     """
@@ -35,7 +35,7 @@ def start_data_workers(stack: ExitStack, environment: Mapping[str, str], command
 
 
 class _DataWorkerCommands:
-    """Thread that starts, restarts and ends `count` processes."""
+    """Thread that starts `count` data workers, restarts them, and ends them at last."""
 
     def __init__(self, count: int, environment: Mapping[str, str], level: str) -> None:
         self._count = count
@@ -46,7 +46,7 @@ class _DataWorkerCommands:
         self._thread.start()
 
     def close(self) -> None:
-        """End all processes."""
+        """End all data workers, and wait for that."""
         self._closed.set()
         self._thread.join()
 
@@ -70,7 +70,7 @@ class _DataWorkerCommands:
 
 
 class _RestartedCommand:
-    """Process that is restarted when it ends: at once, or after a backoff if it was short-lived.
+    """One process that is restarted when it ends. After a short run, the restart waits for a backoff.
 
     A process that a signal has stopped is killed first.
     """
@@ -83,7 +83,7 @@ class _RestartedCommand:
         self._start()
 
     def restart_if_due(self) -> None:
-        """Restart the process if it has ended and its backoff is over."""
+        """Restart the process if it has ended and its backoff has passed."""
         now = time.monotonic()
         self._kill_if_stopped(now)
         if self._process.poll() is None or now < self._started + self._pause_s:
@@ -103,7 +103,7 @@ class _RestartedCommand:
         elif self._stopped_since is None:
             self._stopped_since = now
         elif now - self._stopped_since >= _STOPPED_S:
-            log.warning("data worker %d: killing it, because a signal has stopped it for %g s", self._index, _STOPPED_S)
+            log.warning("killing data worker %d, because a signal has stopped it for %g s", self._index, _STOPPED_S)
             end_child(self._process)
 
     def _start(self) -> None:
@@ -112,7 +112,7 @@ class _RestartedCommand:
 
 
 def _python_path(environment: Mapping[str, str], command: Sequence[str]) -> str:
-    """Return PYTHONPATH with the directory of the command's script first."""
+    """Return a PYTHONPATH that begins with the folder of the script in `command`."""
     script = next((word for word in command if word.endswith(".py")), None)
     found = [str(Path(script).resolve().parent)] if script else []
     return os.pathsep.join([*found, *filter(None, [environment.get("PYTHONPATH")])])

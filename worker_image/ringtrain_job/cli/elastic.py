@@ -1,4 +1,4 @@
-"""Options of `ringtrain run` for elastic runs, whose world changes while the ranks run."""
+"""Options of `ringtrain run` for elastic runs, in which ranks may join and leave."""
 
 import functools
 import os
@@ -13,6 +13,7 @@ import click
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
+from ringtrain.shared.formats import counted
 from ringtrain.shared.hosts import LOCAL, Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
 from ringtrain_job.cli.horovod_values import HorovodrunValues
@@ -29,7 +30,7 @@ _MOST_SLOTS = 4096
 
 @dataclass(frozen=True)
 class ElasticCommandOptions:
-    """Values on the command line; None: not specified."""
+    """Options for elastic runs as given on the command line; None if not given."""
 
     min_ranks: int | None = None
     max_ranks: int | None = None
@@ -40,16 +41,16 @@ class ElasticCommandOptions:
 
     @property
     def given(self) -> bool:
-        """True if the run is elastic: at least one option is specified."""
+        """Whether the run is elastic: at least one of the options is given."""
         return any(value is not None for value in vars(self).values())
 
 
 @dataclass(frozen=True)
 class ElasticCommandRun:
-    """An elastic run of at most `slots` ranks.
+    """Settings of an elastic run of at most `slots` ranks at a time.
 
-    `variables`: environment variables of launcher and agents. `first`: slots by host name at the start. `hosts`: access
-    to other hosts; None on this machine only. `words`: arguments of the launcher.
+    `variables`: environment variables of launcher and agents. `first`: number of slots by host name at the start.
+    `hosts`: access to other hosts; None if the run uses this machine only. `words`: arguments of the launcher.
     """
 
     slots: int
@@ -60,12 +61,13 @@ class ElasticCommandRun:
 
     @property
     def log_slots(self) -> int:
-        """Number of slots that have a log."""
+        """Number of slots, each of which has a separate log."""
         return self.slots if self.hosts is None else self.hosts.workers * self.hosts.slots
 
     def reach(self, values: HorovodrunValues, fixed: Sequence[Host]) -> "ElasticCommandRun":
-        """Return this run with access to the hosts `fixed`, or to those of its script, unless all are this machine.
+        """Return this run with access to its hosts over the network, unless all hosts are this machine.
 
+        `fixed`: the hosts of -H or of a hostfile; empty if a script lists the hosts. `values`: horovodrun's options.
         Raises a usage error if the options contradict each other.
         """
         sites = {LOCAL if host.is_here else host.name: host.site for host in fixed if host.site}
@@ -81,7 +83,9 @@ class ElasticCommandRun:
             return replace(self, first=first, words=words)
         script = "printf '%s\\n' " + shlex.join(f"{host.name}:{host.slots}" for host in fixed)
         if fixed and (total := sum(first.values())) < (begin := int(self.variables[contract.ENV_ELASTIC_START_RANKS])):
-            raise click.UsageError(f"the hosts {', '.join(first)} have only {total} slots, but -np is {begin}")
+            raise click.UsageError(
+                f"the hosts {', '.join(first)} have only {counted(total, 'slot')}, but -np is {begin}"
+            )
         variables = {**self.variables, **({contract.ENV_HOST_DISCOVERY_SCRIPT: script} if fixed else {})}
         if sites and not os.environ.get(contract.ENV_ENCRYPT):
             variables[contract.ENV_ENCRYPT] = "sites"
@@ -96,7 +100,7 @@ class ElasticCommandRun:
 
 
 def _cooldown(given: tuple[float, float] | None) -> HostCoolDown:
-    """Return the cool-down of failed hosts. Raises a usage error."""
+    """Return how long failed hosts are not used. Raises click.UsageError."""
     if given is None:
         return DEFAULT_COOLDOWN
     low, high = given
@@ -109,7 +113,7 @@ def _cooldown(given: tuple[float, float] | None) -> HostCoolDown:
 
 
 def elastic_options(command: F) -> F:
-    """Add the options of elastic runs to `command`, which gets them in one value, `elastic`."""
+    """Add the options for elastic runs to `command` and return it; the command gets them as the argument `elastic`."""
 
     @functools.wraps(command)
     def gathered(**given: Any) -> Any:
@@ -125,38 +129,38 @@ def elastic_options(command: F) -> F:
             *("--reset-limit", "resets"),
             type=click.IntRange(0, 999_998),
             metavar="N",
-            help="Number of times that the world may be formed again [default: 99].",
+            help="Maximum number of changes of the world [default: 99].",
         ),
         click.option(
             *("--replace-timeout", "replace_timeout_s"),
             type=seconds,
             metavar="SECONDS",
-            help="Time to wait for a replacement of a lost rank before continuing without it [default: 120].",
+            help="Seconds to wait for a lost rank's replacement before continuing without it [default: 120].",
         ),
         click.option(
             "--on-loss",
             type=click.Choice(contract.ON_LOSS, case_sensitive=False),
-            help="What to do when a rank is lost. Replace: the other ranks wait for a new rank. Shrink: they continue "
+            help="Action when a rank is lost. Replace: the other ranks wait for a new one. Shrink: they continue "
             "at once. Restart: all ranks start again, for programs without ringtrain.elastic [default: Replace].",
         ),
         click.option(
             *("--host-discovery-script", "discovery"),
             type=click.Path(path_type=Path),
             metavar="PROGRAM",
-            help="Program that prints the wanted hosts, one host:slots per line. It runs repeatedly, and ranks are "
+            help="Program that prints the hosts to use, one host:slots per line. It runs repeatedly; ranks are "
             "added or removed to match. Hosts other than this machine are reached by ssh. Maturity: Beta.",
         ),
         click.option(
             *("--max-np", "--max-num-proc", "max_ranks"),
             type=count,
             metavar="N",
-            help="Most ranks of a world [default: -np]. Maturity: Beta.",
+            help="Maximum number of ranks [default: -np]. Maturity: Beta.",
         ),
         click.option(
             *("--min-np", "--min-num-proc", "min_ranks"),
             type=count,
             metavar="N",
-            help="Fewest ranks of a world: with fewer the run waits, then ends [default: -np]. Maturity: Beta.",
+            help="Minimum number of ranks. With fewer ranks the run waits, then ends [default: -np]. Maturity: Beta.",
         ),
     ):
         gathered = option(gathered)
@@ -164,7 +168,8 @@ def elastic_options(command: F) -> F:
 
 
 def elastic_run(ranks: int, hosts: str, options: ElasticCommandOptions, per_host: int = 1) -> ElasticCommandRun | None:
-    """Return the elastic run of `ranks` ranks that `options` define; None without any option. Raises a usage error.
+    """Return the settings of an elastic run of initially `ranks` ranks; None without options. Raises click.UsageError
+    for invalid options.
 
     `hosts`: text of the option with the hosts; empty without one. `per_host`: slots of a host that the script prints
     without a number.
@@ -213,12 +218,13 @@ def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticCommandOptio
         )
     if options.replace_timeout_s is not None:
         raise click.UsageError(
-            "--replace-timeout and --on-loss Shrink: ranks do not wait for a replacement then; use one of them"
+            "--replace-timeout and --on-loss Shrink: with Shrink, ranks do not wait for a "
+            "replacement; remove one of these options"
         )
 
 
 def _checked_discovery_script(script: Path) -> Path:
-    """Return the absolute path of `script`. Raises a usage error if it cannot be executed."""
+    """Return the absolute path of `script`. Raises click.UsageError if it cannot be executed."""
     path = script.absolute()
     if not path.is_file():
         raise click.UsageError(f"--host-discovery-script {script}: the file does not exist")
@@ -228,7 +234,7 @@ def _checked_discovery_script(script: Path) -> Path:
 
 
 def _initial_slots(script: Path, per_host: int) -> dict[str, int]:
-    """Return the script's first answer: slots by host name. Raises a usage error if the answer is invalid.
+    """Run the discovery script once; return slots by host name. Raises click.UsageError if its output is invalid.
 
     If the script fails, the answer is empty, and the run calls it again.
     """

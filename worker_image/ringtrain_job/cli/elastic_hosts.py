@@ -1,4 +1,5 @@
-"""Hosts of an elastic run: its launcher starts an agent on each host over ssh, and ends it when the host leaves."""
+"""Agents of an elastic run on its hosts: the launcher starts one when a host joins and ends the agent when the host
+leaves."""
 
 import json
 import logging
@@ -48,7 +49,7 @@ _LOST_FILE: Final = "ended.json"
 
 @dataclass(frozen=True)
 class ChangingHosts:
-    """Access to hosts that may change.
+    """Settings for an elastic run whose hosts may change.
 
     `workers`: maximum number of hosts, each with `slots` for ranks. `cooldown`: backoff for failed hosts. `sites`:
     names by host, if any.
@@ -64,13 +65,14 @@ class ChangingHosts:
 def run_on_changing_hosts(
     hosts: ChangingHosts, settings: Mapping[str, str], command: Sequence[str], verbose: bool, words: Sequence[str]
 ) -> int:
-    """Run `command` on the hosts that the run's discovery script lists; return the run's exit code.
+    """Run `command` as an elastic run on the hosts that its discovery script lists; return its exit code.
 
+    `settings`: environment variables of launcher and agents. `verbose`: whether to log messages of level info too.
     `words`: additional arguments of the launcher. Raises ConfigurationError before any rank is started.
     """
     if shutil.which("ssh") is None:
         raise ConfigurationError(
-            "the run uses other hosts, which needs ssh on this machine; install it (apt install openssh-client)"
+            "the run uses other hosts and needs ssh on this machine; install it (apt install openssh-client)"
         )
     with ExitStack() as stack:
         environment = prepare_hosts(stack, settings, hosts.workers, hosts.slots)
@@ -92,10 +94,10 @@ def run_on_changing_hosts(
 
 
 class SshHostAgents:
-    """Agents on hosts. Each has a thread in the launcher's process."""
+    """Agents of an elastic run on its hosts, with one thread for each in the launcher's process."""
 
     def __init__(self, plan: Mapping[str, Any], environment: Mapping[str, str]) -> None:
-        """Create the agents' common settings.
+        """Prepare the settings that all agents share. No agent is started yet.
 
         `environment`: the launcher's. `plan`: the content of the file that `run_on_changing_hosts` has written.
         """
@@ -122,20 +124,20 @@ class SshHostAgents:
         self._lost = 0
 
     def start(self, worker: int, host: str, others: Sequence[str]) -> None:
-        """Start the agent of `worker` on `host` in the background. `others`: further hosts of the run."""
+        """Start the agent of worker `worker` on `host` in the background. `others`: further hosts of the run."""
         agent = _SshHostAgent(self, worker, host, others)
         with self._changed:
             self._agents[worker] = agent
         agent.start()
 
     def dismiss(self, worker: int) -> None:
-        """Ask the agent of `worker` to end."""
+        """End the agent of worker `worker` in the background."""
         with self._changed:
             if (agent := self._agents.get(worker)) is not None:
                 agent.going.set()
 
     def running(self) -> frozenset[int]:
-        """Return the workers whose agents are starting or running."""
+        """Return the worker indexes whose agents are starting or running."""
         with self._changed:
             return frozenset(self._agents)
 
@@ -146,7 +148,10 @@ class SshHostAgents:
             return found
 
     def close(self) -> None:
-        """End all agents at the end of the run, and write the number of log lines that only agents have printed."""
+        """End all agents of the run.
+
+        Write to a file how many log lines agents have printed that the launcher has not stored.
+        """
         with self._changed:
             agents = list(self._agents.values())
             self._changed.wait_for(lambda: not self._agents, _RELEASED_S)
@@ -159,12 +164,14 @@ class SshHostAgents:
             (self._folder / _LOST_FILE).write_text(json.dumps({"lostLogLines": self._lost}))
 
     def connect(self, host: str) -> SshRemoteAgent:
-        """Connect to a host in the background. Raises ConfigurationError."""
+        """Start ssh to `host`, or a process on this machine, without waiting for an answer; return the agent. Raises
+        ConfigurationError if ssh is missing."""
         options = HereOptions() if host == LOCAL else self._ssh
         return SshRemoteAgent(Host(host, 0), options, self._deadlines)
 
     def start_agent(self, remote: SshRemoteAgent, worker: int, others: Sequence[str], deadline: float) -> None:
-        """Send the order to `remote` and wait until `deadline` for its agent to start. Raises ConfigurationError."""
+        """Send an agent's settings to `remote`, and wait until `deadline` for its start. Raises ConfigurationError if
+        it does not start."""
         host, greeting = remote.host.name, remote.greeting(deadline)
         if host == LOCAL:
             environment = self._orders.agent_environment(worker, socket.gethostname(), loopback_address())
@@ -179,7 +186,7 @@ class SshHostAgents:
         remote.started(deadline)
 
     def record_end(self, agent: "_SshHostAgent", end: AgentEnd, lost_lines: int) -> None:
-        """Record that an agent has ended."""
+        """Record that an agent has ended. `lost_lines`: log lines that only it has printed."""
         with self._changed:
             if self._agents.get(agent.worker) is agent:
                 del self._agents[agent.worker]
@@ -188,7 +195,8 @@ class SshHostAgents:
             self._changed.notify_all()
 
     def _own_address(self, others: Sequence[str], deadline: float) -> str:
-        """Return the address at which other hosts reach this one. Raises ConfigurationError."""
+        """Return the address at which the hosts `others` reach this machine. Raises ConfigurationError if it is
+        unknown."""
         if self._orders.interfaces:
             return self._orders.run_address(LOCAL, "")
         with self._changed:
@@ -206,7 +214,7 @@ class SshHostAgents:
 
 
 class _SshHostAgent(threading.Thread):
-    """Thread from ssh's start to its end. `going` is set to ask the agent to end."""
+    """Thread that starts one agent over ssh and waits for its end. Set `going` to end the agent."""
 
     def __init__(self, hosts: SshHostAgents, worker: int, host: str, others: Sequence[str]) -> None:
         super().__init__(name=f"ringtrain-host-{worker}", daemon=True)
@@ -214,7 +222,7 @@ class _SshHostAgent(threading.Thread):
         self.worker, self.going = worker, threading.Event()
 
     def run(self) -> None:
-        """Start the agent, wait for its end and record it. Child processes of this thread end with it."""
+        """Start the agent, wait until it has ended, and record its end."""
         reached, reason, lost = False, "", 0
         try:
             remote = self._hosts.connect(self._host)
@@ -227,14 +235,14 @@ class _SshHostAgent(threading.Thread):
                 code = remote.process.poll()
                 remote.end()
                 lost = remote.lost_lines()
-            reason = f"host {self._host}: its agent ended with {code}: {remote.last_line()}"
+            reason = f"host {self._host}: its agent exited with {code}: {remote.last_line()}"
         except (ConfigurationError, OSError) as exc:
             reason = str(exc)
         self._hosts.record_end(self, AgentEnd(self.worker, reason, reached, self.going.is_set()), lost)
 
 
 def _source_address(ssh: Sequence[str]) -> str:
-    """Return this machine's address on the route to the host of the command `ssh`; empty if unknown."""
+    """Return the local address from which the command `ssh` reaches its host; empty if unknown."""
     host = ssh[ssh.index("--") + 1]
     with suppress(OSError, subprocess.SubprocessError, StopIteration):
         output = subprocess.run(
@@ -248,6 +256,6 @@ def _source_address(ssh: Sequence[str]) -> str:
 
 
 def read_hosts_plan(path: str) -> dict[str, Any]:
-    """Return the content of the file that `run_on_changing_hosts` has written for its launcher."""
+    """Return the settings in the file that `run_on_changing_hosts` has written for the launcher."""
     found: dict[str, Any] = json.loads(Path(path).read_text())
     return found

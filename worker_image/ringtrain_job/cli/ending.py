@@ -1,4 +1,4 @@
-"""Summary at the end of `ringtrain run`: final state, first failure, and location of the logs."""
+"""Summary that `ringtrain run` prints at its end: state, first failure, and where the logs are."""
 
 import re
 import shutil
@@ -21,7 +21,7 @@ _PEER_LOST = re.compile(r"\bPeerLost\b.*")
 
 
 def print_summary(files: AttemptFiles) -> None:
-    """Print the summary on stderr. Lines break between words only, so that paths can be copied."""
+    """Print the summary of a run to stderr. Lines break between words only, so that paths can be copied."""
     found = summarize_attempt(files)
     shown = found.shown
     _print_row("state", click.style(found.state, STATE_COLOURS.get(found.state), bold=True))
@@ -38,7 +38,7 @@ def print_summary(files: AttemptFiles) -> None:
 
 
 def print_line(text: str, first: str = "", then: str = "", **style: Any) -> None:
-    """Print `text` on stderr after `first`. On a terminal it replaces the current line and is wrapped.
+    """Print `first` and `text` to stderr. A terminal's current line (progress) is replaced, and long text is wrapped.
 
     `then`: prefix of each further line on a terminal. A pipe gets one line.
     """
@@ -57,7 +57,7 @@ def _print_row(label: str, text: str) -> None:
 
 
 def _progress_text(found: AttemptSummary) -> str:
-    """Return the progress: `40/300, loss 0.412, 5120.3 samples/s`."""
+    """Return a run's progress as text, such as `40/300, loss 0.412, 5120.3 samples/s`."""
     wrong = dict(found.progress.get("notFinite") or {})
     loss = "" if "loss" in wrong or not found.shown["loss"] else f"loss {found.shown['loss']}"
     since = (f"{name} {one['value']} since step {one['since']} (rank {one['rank']})" for name, one in wrong.items())
@@ -65,7 +65,7 @@ def _progress_text(found: AttemptSummary) -> str:
 
 
 def _print_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
-    """Print the first failure, the rank's last lines, and the ranks that lost a peer because of it."""
+    """Print the first failure, the last lines of its rank, and which ranks lost a peer because of it."""
     rank, code = failure.get("rank"), failure.get("exitCode")
     who = "the job" if rank is None else f"rank {rank}"
     title = f"First failure: {who}, {failure['reason']}" + (f", exit code {code}" if code is not None else "")
@@ -83,7 +83,7 @@ def _print_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
 
 
 def _peer_losses(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int, str]]:
-    """Yield the other ranks that lost a peer, each with the line of its log that reports it."""
+    """Yield each rank except `cause` whose log reports a lost peer, with that line."""
     for path in sorted(files.directory.glob("rank-*.log")):
         rank = int(path.stem.removeprefix("rank-"))
         if rank == cause:

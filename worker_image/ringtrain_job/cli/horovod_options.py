@@ -1,4 +1,4 @@
-"""Options of `horovodrun` that `ringtrain run` also accepts, each with its effect or the reason for having none."""
+"""Table of horovodrun's options that `ringtrain run` accepts: their effect, or why they have none."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ _SECONDS = click.FloatRange(0, 604_800, min_open=True)
 
 @dataclass(frozen=True)
 class HorovodrunOption:
-    """One option.
+    """Command-line option of horovodrun, with what `ringtrain` does with its value.
 
-    `here`: effect of the option, or the reason for which it has no effect if `means` is False. `config`: key of the
+    `means`: whether the option has an effect. `here`: the effect, or the reason why there is none. `config`: key of the
     option in a config file.
     """
 
@@ -31,16 +31,16 @@ class HorovodrunOption:
 
     @property
     def name(self) -> str:
-        """Name of the option's value."""
+        """Name of the option's argument in Python."""
         return self.shown.lstrip("-").replace("-", "_")
 
     @property
     def shown(self) -> str:
-        """Longest flag of the option, as shown to users."""
+        """Longest flag of the option, which messages and sections of the help use."""
         return max((flag.split("/")[0] for flag in self.flags.split()), key=len)
 
     def declare(self, command: Callable[..., Any]) -> Callable[..., Any]:
-        """Add the option to `command`. An option without effect is hidden from the help."""
+        """Add the option to the click command `command`. An option without effect is hidden."""
         flag = self.kind is bool
         return click.option(
             *(*self.flags.split(), self.name),
@@ -99,7 +99,7 @@ _WITHOUT_MEANING: Final[tuple[tuple[str, Any, str, str], ...]] = (
     ),
     ("--log-with-timestamp/--log-without-timestamp", bool, "logging.with_timestamp", "messages have the time"),
     ("--log-hide-timestamp/--no-log-hide-timestamp", bool, "", "messages have the time"),
-    ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "lines of ranks are not changed"),
+    ("-prefix-timestamp --prefix-output-with-timestamp", bool, "", "no timestamps are added to the output of ranks"),
     ("--elastic-timeout", _FLOAT, "", "--start-timeout and --replace-timeout are the deadlines"),
 )
 OPTIONS: Final = (
@@ -174,7 +174,7 @@ OPTIONS: Final = (
 
 
 def _show_build(ctx: click.Context, _: click.Parameter, is_used: bool) -> None:
-    """Print the available frameworks and exit, if the option is used."""
+    """Print what `--check-build` prints and exit, if that option is used."""
     if is_used:
         click.echo(check_build())
         ctx.exit()
@@ -191,16 +191,16 @@ check_build_option = click.option(
 
 
 def ignored_option_notes(given: dict[str, Any]) -> list[str]:
-    """Return a line for each option of `given` (by name) that has no effect."""
+    """Return a message for each option in `given` that has no effect. `given`: values by name."""
     return [
-        f"{option.shown} has no meaning here and is accepted: {option.here}"
+        f"{option.shown} is accepted but has no effect: {option.here}"
         for option in OPTIONS
         if not option.means and given.get(option.name) is not None
     ]
 
 
 def check_build() -> str:
-    """Return the text of `--check-build`: Horovod's three lists of what is available."""
+    """Return the text that `--check-build` prints: Horovod's three lists of available features."""
     lists = {
         "Frameworks": {name: _is_installed(module) for name, module in _FRAMEWORKS.items()},
         "Controllers": {"MPI": _is_installed("mpi4py"), "Gloo": False, "Ringtrain's launcher": True},

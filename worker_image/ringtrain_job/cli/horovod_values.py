@@ -1,4 +1,4 @@
-"""Values of the options that `ringtrain run` shares with `horovodrun`, from the command line or a `--config-file`."""
+"""Values of horovodrun's options, from the command line or from a `--config-file`."""
 
 import functools
 from collections.abc import Callable, Mapping
@@ -23,29 +23,29 @@ UNKNOWN: Final = "unknown settings"
 
 @dataclass(frozen=True)
 class HorovodrunValues:
-    """Values by option name; None if neither command line nor config file has one."""
+    """Values of horovodrun's options by name; None if neither command line nor config file sets one."""
 
     given: Mapping[str, Any] = field(default_factory=dict)
 
     def of(self, name: str) -> Any:
-        """Return the value of one option."""
+        """Return the value of the option `name`, or None."""
         return self.given.get(name)
 
     @property
     def notes(self) -> list[str]:
-        """Notes about options without effect and unknown settings."""
+        """Messages about options without effect and about unknown settings of the config file."""
         unknown = self.of(UNKNOWN)
         return [*ignored_option_notes(dict(self.given)), *([unknown] if unknown else [])]
 
     @property
     def ssh(self) -> SshOptions:
-        """Options for reaching other hosts."""
+        """Options for reaching other hosts over ssh."""
         names = map(str.strip, (self.of("network_interfaces") or "").split(","))
         return SshOptions(self.of("ssh_port"), self.of("ssh_identity_file"), tuple(filter(None, names)))
 
     @property
     def variables(self) -> dict[str, str]:
-        """Environment variables for launcher, agents and ranks."""
+        """Environment variables for launcher, agents and ranks that these options set."""
         off = self.of("no_stall_check")
         stall, warning = (
             NEVER if off else _never_if_0(self.of(f"stall_check_{which}_time_seconds"))
@@ -62,7 +62,7 @@ class HorovodrunValues:
         return {name: value for name, value in found.items() if value is not None}
 
     def link_outputs(self, files: AttemptFiles, slots: int) -> None:
-        """Create `rank.N/stdout` in the directory of --output-filename as links to the logs of ranks."""
+        """Create the links `rank.N/stdout` to the ranks' logs in the folder of --output-filename."""
         if self.of("output_filename") is None:
             return
         for rank in range(slots):
@@ -73,13 +73,13 @@ class HorovodrunValues:
                 link.symlink_to(files.rank_log(rank))
             except OSError as exc:
                 raise click.UsageError(
-                    f"--output-filename {self.of('output_filename')}: {link} cannot be created ({exc.strerror}); "
+                    f"--output-filename {self.of('output_filename')}: cannot create {link} ({exc.strerror}); "
                     "choose a directory that you can write"
                 ) from exc
 
 
 def horovod_options(command: F) -> F:
-    """Add the options of `OPTIONS` to `command`, which gets them in one value, `horovod`."""
+    """Add horovodrun's options to `command` and return it; the command gets them as the argument `horovod`."""
 
     @functools.wraps(command)
     def gathered(**others: Any) -> Any:
@@ -104,7 +104,7 @@ def _seconds_text(value: float | None) -> str | None:
 
 
 def read_config_file(path: str) -> dict[str, Any]:
-    """Return the file's options by name, and under `UNKNOWN` a note about unknown keys, if any.
+    """Return option values by name from a --config-file. The key `UNKNOWN` has a message about unknown keys.
 
     Raises a usage error for an invalid value.
     """
@@ -131,11 +131,13 @@ def _load_config(path: str) -> Mapping[str, Any]:
     except OSError as exc:
         raise click.UsageError(f"--config-file {path}: {exc.strerror}") from exc
     except (yaml.YAMLError, UnicodeError) as exc:
-        raise click.UsageError(f"--config-file {path} is not YAML: {exc}") from exc
+        mark = getattr(exc, "problem_mark", None)
+        where = "" if mark is None else f": see line {mark.line + 1}"
+        raise click.UsageError(f"--config-file {path} is not YAML{where}") from exc
     if content is None:
         return {}
     if not isinstance(content, dict):
-        raise click.UsageError(f"--config-file {path}: expected settings by name, as timeline: {{filename: …}}")
+        raise click.UsageError(f"--config-file {path}: expected settings by name, such as timeline: {{filename: …}}")
     return content
 
 

@@ -1,4 +1,4 @@
-"""Command `horovodrun`: `ringtrain run` under Horovod's name, with -v for the version."""
+"""The command `horovodrun`: the same as `ringtrain run`, except that -v prints the version."""
 
 from typing import Final
 
@@ -10,7 +10,7 @@ from ringtrain_job.cli.run_help import RunCommand
 
 def _horovodrun_params() -> list[click.Parameter]:
     params = [option for option in run.params if option.name != "verbose"]
-    verbose = click.Option(("--verbose",), is_flag=True, help="Print messages of launcher and agents, too.")
+    verbose = click.Option(("--verbose",), is_flag=True, help="Also print messages of launcher and agents.")
     return [*params, verbose]
 
 

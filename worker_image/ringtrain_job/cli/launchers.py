@@ -1,4 +1,4 @@
-"""Detection of programs that start ranks themselves: each of several ranks would start its own world."""
+"""Detection of commands, such as torchrun, that start ranks themselves and must not run once per rank."""
 
 import re
 import shlex
@@ -19,7 +19,7 @@ _SHELLS = frozenset({"sh", "bash", "dash"})
 
 
 def launcher_of(command: Sequence[str]) -> str:
-    """Return the launcher that the command, or a shell's script in it, starts; empty if it starts none."""
+    """Return the launcher that `command` or its shell script runs on one node, such as torchrun; empty if none."""
     found = next((found for words in _commands(command) if (found := _launcher(words))), "")
     if found or not _is_script(command) or '"$@"' not in command[2]:
         return found
@@ -33,7 +33,7 @@ def _is_script(words: Sequence[str]) -> bool:
 
 
 def _commands(command: Sequence[str]) -> list[list[str]]:
-    """Return the command, or those of a shell's script, without the words before a program's name."""
+    """Return the command, or each command of a shell script, without variables, `exec` etc. before the program."""
     words = list(command)
     if _is_script(words):
         lexer = shlex.shlex(words[2].replace("\\\n", " ").replace("\n", " ; "), posix=True, punctuation_chars=True)
@@ -66,7 +66,7 @@ def _launcher(words: Sequence[str]) -> str:
 
 
 def _has_several_nodes(words: Sequence[str]) -> bool:
-    """Return whether the launcher's options name several nodes, which form one world."""
+    """Return whether a launcher's options name several nodes. Then its ranks form one world."""
     for word, following in zip(words, [*words[1:], ""], strict=True):
         if (found := _NODES.fullmatch(word)) is not None:
             return (found[1] or following) not in ("1", "1:1")

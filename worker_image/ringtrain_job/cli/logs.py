@@ -1,4 +1,4 @@
-"""Command `ringtrain logs`: the log of one rank or of all, from a run's folder or from this pod's log store."""
+"""The command `ringtrain logs`, which prints logs from a run's folder, a pod's volume or an object store."""
 
 import os
 import sys
@@ -41,7 +41,7 @@ def logs(
     tail: int | None,
     reports: bool,
 ) -> None:
-    """Print the output of ranks in the newest run or in RUN, byte for byte.
+    """Print the output of ranks in a run (the newest, or RUN), byte for byte.
 
     RUN is a name that `ringtrain list` prints, or a folder. In the launcher's container, which mounts the volume of
     logs, the default is the container's job:
@@ -55,7 +55,10 @@ def logs(
     of_pod = run is None and runs == RUNS and contract.ENV_JOB_NAME in os.environ
     if of_pod and (shipped := _shipped_log(env, wanted)) is not None:
         if following:
-            print("ringtrain: no launcher runs here; this is the log in the object store", file=sys.stderr)
+            print(
+                "ringtrain: no launcher is running here, so --follow ends; this is the log in the object store",
+                file=sys.stderr,
+            )
         _print_chunks(shipped)
         return
     if of_pod:
@@ -78,7 +81,7 @@ def _print_chunks(chunks: Iterable[bytes]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _LoggedJob(Settings):
-    """Job of this pod, and the folder of its logs."""
+    """Settings that name this pod's job, its attempt, and the folder of its logs."""
 
     attempt: int = integer(contract.ENV_ATTEMPT, low=1)
     root: Path = path(contract.ENV_LOG_DIR, Path(contract.LOG_DIR))
@@ -88,7 +91,7 @@ class _LoggedJob(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class _LoggedWorld(Settings):
-    """Size of the world of this pod's job."""
+    """Settings that define the world size of this pod's job."""
 
     slots: int = integer(contract.ENV_SLOTS_PER_WORKER, 1, low=1, high=MOST_SLOTS)
     workers: int = integer(contract.ENV_NUM_WORKERS, low=1, high=MOST_WORKERS)
@@ -96,7 +99,7 @@ class _LoggedWorld(Settings):
 
 @dataclass(frozen=True)
 class _WantedLogs:
-    """The user's request: rank (None: all), attempt, number of last lines; or the reports."""
+    """Part of a run's logs to print: a rank (None: all), an attempt, a number of last lines, or the reports."""
 
     rank: int | None
     attempt: int | None
@@ -105,7 +108,7 @@ class _WantedLogs:
 
 
 def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[bytes] | None:
-    """Return a log from the job's object store if no volume here has it; None without a store."""
+    """Return the requested log from the job's object store; None if a volume has it or no store is set."""
     uri = env.optional(contract.ENV_LOG_URI)
     if not uri or contract.ENV_JOB_NAME not in os.environ:
         return None
@@ -127,11 +130,12 @@ def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[byt
 
 
 def _present_log(env: EnvironmentVariables, files: AttemptFiles, rank: int | None) -> Path:
-    """Return the log of a rank of the present attempt; the file may not exist before the rank's first output."""
+    """Return the path of `rank`'s log (None: the merged log) in the running attempt. The file of a rank may not exist
+    yet."""
     if rank is None or not files.directory.is_dir():
         return find_log(files, rank)
     if rank >= (ranks := _rank_count(env)):
-        raise LogMissing(f"there is no rank {rank}: the world has ranks 0 to {ranks - 1}")
+        raise LogMissing(f"rank {rank} does not exist; expected 0 to {ranks - 1}")
     return files.rank_log(rank)
 
 
@@ -141,7 +145,8 @@ def _rank_count(env: EnvironmentVariables) -> int:
 
 
 def _pod_files(env: EnvironmentVariables, attempt: int | None) -> tuple[AttemptFiles, bool]:
-    """Return the attempt's files, and whether it is the present attempt, whose files can grow."""
+    """Return the files of `attempt` (None: the current one), and whether that attempt is the current one, whose files
+    grow."""
     job = _LoggedJob.read(env)
     wanted = attempt or job.attempt
     return AttemptFiles.of(job.root, job.namespace, job.name, wanted), wanted == job.attempt

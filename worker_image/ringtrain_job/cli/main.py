@@ -1,10 +1,11 @@
-"""Group `ringtrain`. A new subcommand is a click command and a line in `cli/commands.py`."""
+"""The program `ringtrain`. To add a command, write a click command and add it to the table in `cli/commands.py`."""
 
 import difflib
 import functools
 import importlib
 import logging
 import os
+import signal
 import sys
 from importlib.metadata import entry_points
 from typing import Any
@@ -13,17 +14,18 @@ import click
 
 from ringtrain.errors import RingtrainError
 from ringtrain_job.cli.commands import COMMANDS, LazyCommand
+from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, raise_on_interrupt
 
 
 @functools.cache
 def lazy_commands() -> dict[str, LazyCommand]:
-    """Return all commands by name, those of installed plugins included."""
+    """Return the table of all commands by name, including those of installed plugins."""
     tables = [point.load() for point in entry_points(group="ringtrain.commands")]
     return {command.name: command for table in tables or [COMMANDS] for command in table}
 
 
 class _LazyCommandGroup(click.Group):
-    """A group that reads its commands from tables and imports the one that is called."""
+    """Group of commands that imports only the command that runs."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(lazy_commands())
@@ -47,16 +49,35 @@ class _LazyCommandGroup(click.Group):
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
             near = difflib.get_close_matches(args[0], known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else "If a plugin has it, install the plugin."
+            hint = f"Did you mean {near[0]!r}?" if near else "If it belongs to a plugin, install the plugin."
             ctx.fail(f"No such command {args[0]!r}. {hint}")
-        return super().resolve_command(ctx, args)
+        found = super().resolve_command(ctx, args)
+        raise_on_interrupt()
+        return found
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the program. If stdout accepts no more output, print one line and exit with 1."""
+        try:
+            return super().main(*args, **kwargs)  # ends quietly if the reader of a pipe has gone
+        except OSError as exc:
+            if exc.filename is not None or not _is_stdout_unwritable():
+                raise
+            discard_unwritable_output()
+            click.echo(f"Error: cannot write to stdout: {exc.strerror}", err=True)
+            sys.exit(1)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. An error of ringtrain becomes a message on stderr and exit code 1."""
+        """Run the command. A RingtrainError is printed to stderr as one line; the exit code is then 1. Ctrl-C: 130."""
+        if os.getpid() == 1:
+            # The kernel ignores SIGTERM to a container's first process until that has a handler. The commands of pods
+            # install their own after a second of imports; a pod deleted before would live to its grace period's end.
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         try:
             return super().invoke(ctx)
         except RingtrainError as exc:
             raise click.ClickException(str(exc)) from exc
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)  # not click's `Aborted!` and exit code 1
 
 
 @click.command(cls=_LazyCommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
@@ -68,8 +89,29 @@ def main(ctx: click.Context) -> None:
         ctx.color = False  # for all commands; by default terminals get colours and pipes do not
 
 
+def _is_stdout_unwritable() -> bool:
+    """Return whether stdout refuses one more line break. Flushing is no test: Python discards a large failed write."""
+    try:
+        os.write(1, b"\n")
+    except OSError:
+        return True
+    return False
+
+
+def discard_unwritable_output() -> None:
+    """Discard output that a closed terminal or a full disk no longer accepts, which would make Python exit with code
+    120."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, stream.fileno())
+            os.close(nowhere)
+
+
 def log_to_stderr(role: str, level: str = "info") -> None:
-    """Send this process's messages of at least `level` to stderr, prefixed with its `role`."""
+    """Log this process's messages of at least `level` to stderr, with the name `role` in each line."""
     line = f"%(asctime)s ringtrain {role}: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=line, force=True)
 
@@ -82,5 +124,5 @@ def completion(shell: str) -> None:
 
     found = get_completion_class(shell)
     if found is None:
-        raise click.ClickException(f"click knows no completion for {shell}")
+        raise click.ClickException(f"click does not support completion for {shell}")
     click.echo(found(main, {}, "ringtrain", "_RINGTRAIN_COMPLETE").source())

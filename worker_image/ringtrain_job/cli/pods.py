@@ -1,4 +1,4 @@
-"""Entry points of a job's pods: `ringtrain agent -- CMD…`, `launcher [-- CMD…]`, `data-worker`."""
+"""Commands that a job's pods run: `ringtrain agent -- CMD…`, `launcher [-- CMD…]`, `data-worker`."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ from ringtrain_job.cli.main import log_to_stderr
 
 
 def _pod_command(body: Callable[..., None]) -> click.Command:
-    """Return `body` as a hidden command with a log level and the words of another command."""
+    """Return `body` as a hidden click command with the option --log-level and the words of another command."""
     level = click.Choice(OUR_LOG_LEVELS)
     body = click.argument("command", nargs=-1, type=click.UNPROCESSED)(body)
     body = click.option("--log-level", type=level, default="info", show_default=True)(body)
@@ -25,7 +25,7 @@ def _pod_command(body: Callable[..., None]) -> click.Command:
 def _run_and_exit(role: str, log_level: str, run: Callable[[], int]) -> None:
     # Ranks and mpirun are forked from this process. gRPC's fork handlers would wait for our threads or abort the
     # child. gRPC reads this variable when it is loaded, which none of the imports above does.
-    """Prepare the process, run `run` and exit with its code."""
+    """Set up logging and gRPC for the role `role`, call `run`, and exit with the code that it returns."""
     os.environ["GRPC_ENABLE_FORK_SUPPORT"] = "0"
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")  # else each failed handshake of an unknown peer logs a line
     tempfile.tempdir = os.environ.get(contract.ENV_RUN_FOLDER) or None  # for this process only; ranks use the user's
@@ -37,7 +37,7 @@ def _run_and_exit(role: str, log_level: str, run: Callable[[], int]) -> None:
 
 @_pod_command
 def agent(log_level: str, command: tuple[str, ...]) -> None:
-    """Join the job's launcher, run COMMAND as this worker's ranks, and send their output.
+    """Register with the job's launcher, run COMMAND as this worker's ranks, and send their output.
 
     All other settings are RINGTRAIN_* variables, see docs/contract.md.
     """
@@ -52,9 +52,9 @@ def agent(log_level: str, command: tuple[str, ...]) -> None:
     _run_and_exit("agent", log_level, run)
 
 
-@click.option("--hosts", help="File in which `ringtrain run` describes a run whose hosts can change.")
+@click.option("--hosts", help="File that `ringtrain run` writes, with settings for hosts that may change.")
 @click.option(
-    "--slots-per-host", type=int, default=1, help="Slots of a host for which the discovery script prints no number."
+    "--slots-per-host", type=int, default=1, help="Slots of a host that the discovery script prints without a number."
 )
 @_pod_command
 def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_per_host: int) -> None:
@@ -90,8 +90,8 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
 def data_worker(log_level: str) -> None:
     """Load batches for the job's ranks until SIGTERM.
 
-    All settings are RINGTRAIN_* variables, see docs/contract.md. Without RINGTRAIN_LAUNCHER_ADDRESS it serves ranks
-    that name it in a file of data workers.
+    All settings are RINGTRAIN_* variables, see docs/contract.md. Without RINGTRAIN_LAUNCHER_ADDRESS, ranks find this
+    data worker by a file that the user writes.
     """
 
     def run() -> int:
@@ -99,7 +99,7 @@ def data_worker(log_level: str) -> None:
         kinds = {point.name: point for point in entry_points(group="ringtrain.data.workers")}
         if kind not in kinds:
             raise ConfigurationError(
-                f"{contract.ENV_DATA_KIND} is {shown(kind)}, and this image has data workers of "
+                f"{contract.ENV_DATA_KIND} is {shown(kind)}, but this image supports "
                 f"{' and '.join(sorted(kinds)) or 'no kind'}; pip install 'ringtrain[data-service]' in the image"
             )
         return int(kinds[kind].load()(os.environ))

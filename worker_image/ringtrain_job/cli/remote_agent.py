@@ -1,4 +1,4 @@
-"""Command `ringtrain remote-agent`, which `ringtrain run` starts on another host by ssh, or on a node by srun.
+"""The command `ringtrain remote-agent`, which `ringtrain run` starts on other hosts by ssh or srun.
 
 It prints its version on stdout, reads its order from stdin, and runs an agent as long as stdin is open. When the ssh
 connection or the run ends, the agent ends, and no process is left on this host.
@@ -48,7 +48,7 @@ _MOST_BYTES: Final = 16 << 20
 
 @dataclass(frozen=True)
 class RemoteAgentGreeting:
-    """First message of another host. `run_address`: the run's address seen from that host; empty if unknown."""
+    """First message from another host. `run_address`: address at which that host reaches the run; "" if unknown."""
 
     version: str
     run_address: str
@@ -56,7 +56,7 @@ class RemoteAgentGreeting:
 
 @dataclass(frozen=True)
 class RemoteAgentOrder:
-    """Order to an agent on another host. `secrets`: contents by file name."""
+    """Settings of an agent on another host, sent to its stdin. `secrets`: contents by file name."""
 
     secrets: Mapping[str, str]
     environment: Mapping[str, str]
@@ -68,7 +68,7 @@ class RemoteAgentOrder:
 
 @click.command("remote-agent", hidden=True)
 def remote_agent() -> None:
-    """Run one agent of a `ringtrain run` on another host, by an order on stdin."""
+    """Read settings from stdin, and run one agent of a `ringtrain run` on this host."""
     # SLURM's variable first: a job submitted over ssh may have inherited SSH_CONNECTION.
     by_ssh = os.environ.get("SSH_CONNECTION", "").partition(" ")[0]
     run_address = os.environ.get("SLURM_LAUNCH_NODE_IPADDR") or by_ssh
@@ -85,13 +85,14 @@ def remote_agent() -> None:
 
 
 def _run_order(order: RemoteAgentOrder) -> int:
-    """Run the agent and return its exit code. Raises ConfigurationError or OSError if it cannot be run."""
+    """Run an agent with the settings `order`; return its exit code. Raises ConfigurationError or OSError if it cannot
+    start."""
     try:
         os.chdir(order.directory)
     except OSError as exc:
         raise ConfigurationError(
-            f"{order.directory}, the run's working directory, cannot be entered here ({exc.strerror}); it must exist "
-            "on every host"
+            f"cannot enter the run's working directory {order.directory} on this host "
+            f"({exc.strerror}); the directory must exist on every host"
         ) from exc
     address = first_address(order.interfaces) if order.interfaces else ""
     become_subreaper()
@@ -119,7 +120,7 @@ def _run_order(order: RemoteAgentOrder) -> int:
 
 
 def _wait_for_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
-    """Wait for the agent's end. End it when stdin closes or this process gets a signal to stop."""
+    """Wait until the agent has ended; return its exit code. End it if stdin closes or a signal arrives."""
     asked, ask = os.pipe()
 
     def stop(_: int, __: Any) -> None:
@@ -140,12 +141,14 @@ def _wait_for_agent(agent: "subprocess.Popen[bytes]", patience_s: float) -> int:
 
 
 def first_address(names: Sequence[str]) -> str:
-    """Return the IPv4 address of the first interface of `names` on this host. Raises ConfigurationError."""
+    """Return the IPv4 address of the first network interface of `names` that has one. Raises ConfigurationError if none
+    has."""
     here = interface_addresses()
     for name in names:
         if name in here:
             return here[name]
     existing = ", ".join(name for _, name in socket.if_nameindex())
     raise ConfigurationError(
-        f"--network-interfaces {','.join(names)}: none of them has an IPv4 address here; this host has {existing}"
+        f"--network-interfaces {','.join(names)}: none of these interfaces has an IPv4 "
+        f"address on this host, which has {existing}"
     )

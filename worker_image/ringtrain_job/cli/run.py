@@ -1,4 +1,4 @@
-"""Command `ringtrain run -np N CMD…`: launcher, agents and ranks as processes on this machine or several."""
+"""The command `ringtrain run -np N CMD…`, which runs launcher, agents and ranks as processes."""
 
 import os
 import re
@@ -30,10 +30,12 @@ from ringtrain_job.cli.ending import print_line, print_summary
 from ringtrain_job.cli.failures import exit_code_of
 from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options
 from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, task_notes
-from ringtrain_job.cli.main import log_to_stderr
+from ringtrain_job.cli.interrupts import STOPPED_EARLY
+from ringtrain_job.cli.main import discard_unwritable_output, log_to_stderr
 from ringtrain_job.cli.run_help import RunCommand
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
+    RunStopped,
     environment_without_token,
     forward_run_signals,
     level_of,
@@ -53,7 +55,7 @@ from ringtrain_job.logs.reading import read_outcome
 
 
 def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
-    """Use the value of `--log-dir`, the former name of `--runs`."""
+    """Use the value of `--log-dir`, an old name of `--runs`, as the default of `--runs`."""
     if value is not None:
         ctx.default_map = {**(ctx.default_map or {}), "runs": value}
 
@@ -84,23 +86,24 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
     type=click.IntRange(0, 1024),
     default=0,
     metavar="N",
-    help="Number of data workers, for ringtrain.data.service. Maturity: Beta.",
+    help="Number of data workers (ringtrain.data.service). Maturity: Beta.",
 )
 @click.option("--fail-on-nan", is_flag=True, help="End the run at the first loss that is not finite.")
 @click.option(
     "--metrics",
     metavar="REGEX",
-    help="Read steps, loss and metrics from printed lines by named groups, instead of the known forms (tqdm, Keras, "
-    "images/sec); none: from no line. rt.report comes first. Maturity: Beta.",
+    help="Regular expression whose named groups are step, loss and metrics in printed lines. "
+    "Default: known formats (tqdm, Keras, images/sec). `none`: lines are not read. "
+    "Values of rt.report have priority. Maturity: Beta.",
 )
 @click.option(
     "--progress-every",
     type=click.FloatRange(0, 604_800, min_open=True),
     metavar="SECONDS",
-    help="Time between progress lines if the output is not a terminal [default: 1 at first, growing up to 60].",
+    help="Seconds between progress lines if the output is not a terminal [default: 1, growing to 60].",
 )
-@click.option("--ui", is_flag=True, help="Serve the run's page while it runs, and print the link.")
-@click.option("--verbose", "-v", is_flag=True, help="Print messages of launcher and agents, too.")
+@click.option("--ui", is_flag=True, help="Serve a page of the run, and print its link.")
+@click.option("--verbose", "-v", is_flag=True, help="Also print messages of launcher and agents.")
 @click.option("--quiet", "-q", is_flag=True, help="Print only the output of ranks and the reason of a failure.")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
@@ -139,7 +142,7 @@ def run(
     given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
     allocated = [] if given or elastic.given else allocated_hosts(os.environ)
     if ranks is None and not allocated:
-        raise click.UsageError("Missing option '-np': how many ranks to start, as -np 2")
+        raise click.UsageError("Missing option '-np': the number of ranks to start, such as -np 2")
     ranks = ranks or sum(host.slots for host in allocated)
     world = elastic_run(ranks, given, elastic, horovod.of("slots_per_host") or 1)
     world = world and world.reach(horovod, given_hosts(hosts, hostfile, ranks))
@@ -174,43 +177,50 @@ def run(
     notes = [*horovod.notes, *taken, *task_notes(os.environ), _starting_text(slots, len(placed))]
     for note in () if quiet else notes:
         print_line(note)
-    place = _run_environment(slots, runs.resolve(), folder.name, settings)
+    place = {
+        **settings,
+        **job_variables(folder.name, NAMESPACE, str(uuid.uuid4()), 1, slots),
+        contract.ENV_WORKER_INDEX: "0",
+        contract.ENV_AGENT_PORT: "0",
+        contract.ENV_RING_PORT_BASE: "0",
+        contract.ENV_MASTER_PORT: "0",
+        contract.ENV_TF_PORT_BASE: "0",
+        contract.ENV_POD_NAME: f"{folder.name}-worker-0",
+        contract.ENV_POD_IP: loopback_address(),
+        contract.ENV_LOG_DIR: str(runs.resolve()),
+    }
     words = () if world is None else world.words
-    if world is not None and world.hosts is not None:
-        changing = world.hosts
-        code = exit_code_of(lambda: run_on_changing_hosts(changing, place, command, verbose, words))
-    elif all(host.is_here for host in placed):
-        code = exit_code_of(lambda: _run_local_job(ranks, place, command, verbose, words))
-    else:
-        reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
-        code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
+    stopped = 0
+    try:
+        if world is not None and world.hosts is not None:
+            changing = world.hosts
+            code = exit_code_of(lambda: run_on_changing_hosts(changing, place, command, verbose, words))
+        elif all(host.is_here for host in placed):
+            code = exit_code_of(lambda: _run_local_job(ranks, place, command, verbose, words))
+        else:
+            reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
+            code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
+    except RunStopped as exc:
+        code = stopped = exc.exit_code
     with suppress(OSError):
         folder.rmdir()  # fails unless it is empty, because no launcher has started
+    if stopped and not folder.exists():
+        with suppress(OSError):  # the terminal was closed
+            print_line(STOPPED_EARLY)
     outcome = read_outcome(files)
     if folder.exists() and (code or not quiet or (outcome or {}).get("warning")):
-        with suppress(OSError):  # the terminal was closed
+        with suppress(OSError, KeyboardInterrupt):  # the terminal was closed, or Ctrl-C after the end of the run
             print_summary(files)
-    _discard_unwritable_output()
+    discard_unwritable_output()
     sys.exit(code)
-
-
-def _discard_unwritable_output() -> None:
-    """Avoid Python's exit code 120, which it uses if the last output cannot be written to a closed terminal."""
-    for stream in (sys.stdout, sys.stderr):
-        try:
-            stream.flush()
-        except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
 
 
 def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
     others = [host.name for host in hosts if not host.is_here]
     if others and count:
         raise click.UsageError(
-            f"--data-workers {count}: they are on this machine alone, and -H names {others[0]}; on several hosts "
-            "it is a DistributedTrainingJob with spec.dataWorkers"
+            f"--data-workers {count}: data workers run on this machine only, but -H names {others[0]}; for several "
+            "hosts, use a DistributedTrainingJob with spec.dataWorkers"
         )
 
 
@@ -220,7 +230,7 @@ def _starting_text(ranks: int, hosts: int) -> str:
 
 
 def _run_program(command: Sequence[str]) -> str:
-    """Return a name for a run: that of the script, else of the program."""
+    """Return a name for the run: the script's name without .py, or the program's."""
     script = next((word for word in command if word.endswith(".py")), command[0])
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
@@ -233,6 +243,7 @@ def _run_local_job(
         level = level_of(environment, verbose)
         grace_s = AgentConfig.from_env(environment).save_s
         launcher = start_launcher(stack, environment, level, words)
+        signals = forward_run_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
         environment = environment_without_token(environment)
         start_data_workers(stack, environment, command, level)
         ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"
@@ -240,7 +251,6 @@ def _run_local_job(
         agent = start_run_process(
             stack, contract.ROLE_WORKER, environment, ["agent", "--log-level", level, "--", *command]
         )
-        signals = forward_run_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
         code = wait_for_run_processes(launcher, [agent], AGENT_S)
         return run_exit_code(code, read_lost_lines(ended), environment[contract.ENV_LOG_DIR], signals)
 
@@ -248,18 +258,3 @@ def _run_local_job(
 def _write_token(folder: Path) -> Path:
     (folder / "token").write_text(secrets.token_hex(32))
     return folder
-
-
-def _run_environment(slots: int, runs: Path, job: str, settings: Mapping[str, str]) -> dict[str, str]:
-    return {
-        **settings,
-        **job_variables(job, NAMESPACE, str(uuid.uuid4()), 1, slots),
-        contract.ENV_WORKER_INDEX: "0",
-        contract.ENV_AGENT_PORT: "0",
-        contract.ENV_RING_PORT_BASE: "0",
-        contract.ENV_MASTER_PORT: "0",
-        contract.ENV_TF_PORT_BASE: "0",
-        contract.ENV_POD_NAME: f"{job}-worker-0",
-        contract.ENV_POD_IP: loopback_address(),
-        contract.ENV_LOG_DIR: str(runs),
-    }

@@ -1,4 +1,4 @@
-"""Command line of `ringtrain run`: help in sections, and hints for options of other launchers."""
+"""Help of `ringtrain run` in sections, and hints for users who pass options of other launchers."""
 
 import textwrap
 from typing import Any, Final
@@ -7,6 +7,7 @@ import click
 
 from ringtrain.errors import RingtrainError
 from ringtrain_job.cli.horovod_options import OPTIONS
+from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, STOPPED_EARLY
 
 # Longest flags of options by the title of their section. The other options are listed last.
 _SECTIONS: Final = {
@@ -27,7 +28,7 @@ _OTHERS: Final = "Other options"
 _WITHOUT_MEANING: Final = "Options of horovodrun that are accepted and do nothing here"
 # Hints by unknown option: its program, and the equivalent here.
 _HINTS: Final = {
-    "--nproc-per-node": "torchrun's; write -np N: the number of all ranks",
+    "--nproc-per-node": "torchrun's; write: ringtrain run -np N python SCRIPT (N: number of all ranks)",
     "--nnodes": "torchrun's; write -H HOST:N,HOST:N for ranks on several hosts, nothing for one",
     "--node-rank": "torchrun's; one `ringtrain run -H HOST:N,...` starts the ranks of all hosts",
     "--standalone": "torchrun's; remove it: ranks run on this machine unless -H names other hosts",
@@ -37,17 +38,17 @@ _HINTS: Final = {
     "--master-addr": "torchrun's; remove it: ranks find each other through the launcher",
     "--master-port": "torchrun's; remove it: ranks find each other through the launcher",
     "--max-restarts": "torchrun's; write --on-loss Restart --reset-limit N",
-    "--num-processes": "accelerate's; write -np N",
+    "--num-processes": "accelerate's; write: ringtrain run -np N python SCRIPT",
     "-m": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
     "--module": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
 }
 
 
 class RunCommand(click.Command):
-    """Command `ringtrain run`: options in sections, the common ones first."""
+    """Click command that lists the options of `ringtrain run` in sections, the common ones first."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse `args`. An unknown option of another launcher gets a hint."""
+        """Parse `args`. For an unknown option that another launcher has, raise an error with a hint."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
@@ -57,14 +58,17 @@ class RunCommand(click.Command):
             raise click.UsageError(f"{exc.option_name} is {hint}", ctx) from None
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. An error of ringtrain becomes a message on stderr and exit code 1."""
+        """Run the command. A RingtrainError is printed to stderr as one line; the exit code is then 1. Ctrl-C: 130."""
         try:
             return super().invoke(ctx)
         except RingtrainError as exc:
             raise click.ClickException(str(exc)) from exc
+        except KeyboardInterrupt:
+            click.echo(STOPPED_EARLY, err=True)
+            ctx.exit(EXIT_INTERRUPTED)
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write each section, and last the options without effect."""
+        """Write the options by section, and at last the options that have no effect."""
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {max(one.opts, key=len): one.get_help_record(ctx) for one in options}
         shown = {flag: record for flag, record in records.items() if record is not None}

@@ -1,4 +1,4 @@
-"""Processes of a run: start, stop and wait for them."""
+"""Launcher and agent processes of a `ringtrain run`: start them, stop them, wait for them."""
 
 import json
 import os
@@ -19,6 +19,7 @@ from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, run_folder, signal_handler, start_child
+from ringtrain.shared.rank_settings import check_rank_settings
 from ringtrain_job.cli.ending import print_line
 from ringtrain_job.launcher.config import LauncherConfig
 
@@ -39,13 +40,20 @@ _OF_ANOTHER_RUN: Final = frozenset(
 )
 
 
-def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Callable[[Path], Path]) -> dict[str, str]:
-    """Return the environment of a run's launcher. Its folder and ports are reserved until `stack` ends.
+class RunStopped(BaseException):
+    """A signal has stopped this run outside of `forward_run_signals`. Not an Exception: the run cleans up and exits."""
 
-    `write_secrets`: writes the run's secrets into that folder and returns the path of the launcher's. Raises
+    def __init__(self, number: int) -> None:
+        self.exit_code = 128 + number
+
+
+def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Callable[[Path], Path]) -> dict[str, str]:
+    """Return the environment of a run's launcher. Reserve its folder and ports until `stack` is closed.
+
+    `write_secrets`: writes the run's secrets into that folder, and returns the path of the launcher's secrets. Raises
     ConfigurationError.
     """
-    _exit_on_signals(stack)
+    _raise_on_signals(stack)
     folder = stack.enter_context(run_folder())
     held = HeldPorts()
     stack.callback(held.release)
@@ -60,11 +68,12 @@ def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Ca
     }
     held.share()
     LauncherConfig.from_env(environment)  # check it now: agents would wait for a launcher that refuses it
+    check_rank_settings(environment)  # else each rank would end with a traceback
     return environment
 
 
 def run_environment(environment: Mapping[str, str], settings: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of launcher and agents: `environment` with Horovod's names translated, and `settings`.
+    """Return the environment of launcher and agents: `environment` with Horovod's variables translated, and `settings`.
 
     Raises ConfigurationError.
     """
@@ -74,8 +83,10 @@ def run_environment(environment: Mapping[str, str], settings: Mapping[str, str])
 
 
 def level_of(environment: Mapping[str, str], verbose: bool) -> str:
-    """Return the level of messages of launcher and agents; `verbose`: whether to use at least the level "info".
-    Raises ConfigurationError."""
+    """Return the log level of launcher and agents. `verbose`: whether to log messages of level info too.
+
+    Raises ConfigurationError for an unknown level.
+    """
     level = log_level(contract.ENV_LOG_LEVEL, environment.get(contract.ENV_LOG_LEVEL) or "warning")
     return "info" if verbose and level != "debug" else level
 
@@ -83,7 +94,8 @@ def level_of(environment: Mapping[str, str], verbose: bool) -> str:
 def start_run_process(
     stack: ExitStack, role: str, environment: dict[str, str], words: list[str]
 ) -> "subprocess.Popen[bytes]":
-    """Start a `ringtrain` process that ends with this one. It has a separate session, so that it gets no Ctrl-C."""
+    """Start and return a `ringtrain` process that ends with this one, in a separate session: it gets no Ctrl-C
+    itself."""
     # -P: do not import a file such as html.py of the working directory.
     command = [sys.executable, "-P", "-m", "ringtrain", *words]
     process = start_child(command, {**environment, contract.ENV_ROLE: role})
@@ -94,34 +106,40 @@ def start_run_process(
 def start_launcher(
     stack: ExitStack, environment: Mapping[str, str], level: str, words: Sequence[str] = ()
 ) -> "subprocess.Popen[bytes]":
-    """Start the launcher with additional `words` of its command line, and print the lines of plugins."""
+    """Start and return the launcher, with arguments `words`, and print lines of plugins, such as the page's link."""
     launcher_environment = {**environment, contract.ENV_PORTS_HELD: "1"}
-    launcher = start_run_process(
-        stack, contract.ROLE_LAUNCHER, launcher_environment, ["launcher", "--log-level", level, *words]
-    )
+    # The launcher receives a Ctrl-C only once it can stop the run (run_launcher): before, it would just end.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        launcher = start_run_process(
+            stack, contract.ROLE_LAUNCHER, launcher_environment, ["launcher", "--log-level", level, *words]
+        )
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     for point in entry_points(group=_STARTED):
         for line in point.load()(environment):
             print_line(line)
     return launcher
 
 
-def _exit_on_signals(stack: ExitStack) -> None:
-    """Exit and clean up `stack` on a signal to stop, until `forward_run_signals` is called."""
+def _raise_on_signals(stack: ExitStack) -> None:
+    """Raise RunStopped on SIGINT, SIGTERM or SIGHUP, until `forward_run_signals` is called. `stack` cleans up."""
 
     def leave(number: int, _: object) -> None:
-        sys.exit(128 + number)
+        raise RunStopped(number)
 
     stack.enter_context(signal_handler(leave, *_stop_signals()))
 
 
 def _stop_signals() -> tuple[signal.Signals, ...]:
-    """Return signals that ask a run to end. SIGHUP, for a closed terminal, is included unless nohup ignores it."""
+    """Return the signals that stop a run. SIGHUP, sent when a terminal closes, is included unless nohup ignores it."""
     ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *(() if ignored else (signal.SIGHUP,)))
 
 
 def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", ranks: str, grace_s: float) -> list[int]:
-    """Stop the gang through `launcher` on a signal to this process; return the list of received signals."""
+    """Stop the run through `launcher` when this process receives a signal that stops it; return a list to which
+    received signals are appended."""
     received: list[int] = []
 
     def forward(number: int, _: object) -> None:
@@ -130,7 +148,8 @@ def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", r
         received.append(number)
         with suppress(OSError):  # the terminal was closed
             if len(received) == 1:
-                print_line(f"stopping {ranks} ({grace_s:.0f} s; press Ctrl-C again to kill them)")
+                again = "; press Ctrl-C again to kill them" if number == signal.SIGINT else ""
+                print_line(f"stopping {ranks} ({grace_s:.0f} s{again})")
             else:
                 print_line(f"killing {ranks}")
         launcher.send_signal(signal.SIGINT)  # not SIGTERM, by which a launcher assumes that its pod is deleted
@@ -142,10 +161,10 @@ def forward_run_signals(stack: ExitStack, launcher: "subprocess.Popen[bytes]", r
 def wait_for_run_processes(
     launcher: "subprocess.Popen[bytes]", agents: "Sequence[subprocess.Popen[bytes]]", patience_s: float
 ) -> int:
-    """Wait for all processes and return the launcher's exit code.
+    """Wait until launcher and agents have ended; return the launcher's exit code.
 
-    If an agent ends before it has reached the launcher, its code may be returned instead. `patience_s`: time of the
-    launcher to end after an agent has ended.
+    If an agent ends first, the launcher has `patience_s` seconds to end. If it does not, it is terminated, and the
+    agent's exit code is returned.
     """
     while launcher.poll() is None:
         ended = next((agent for agent in agents if agent.poll() is not None), None)
@@ -157,7 +176,7 @@ def wait_for_run_processes(
 
 
 def _end_agents(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
-    """Wait for released agents to end; terminate the others, which never reached the launcher or have lost it."""
+    """Wait for the end of agents that the launcher has released; terminate all others."""
     if running := _running_after(agents, _RELEASED_S):
         for agent in running:
             agent.terminate()
@@ -166,7 +185,7 @@ def _end_agents(agents: "Sequence[subprocess.Popen[bytes]]") -> None:
 
 
 def _running_after(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float) -> "list[subprocess.Popen[bytes]]":
-    """Return the agents that still run after `within_s` seconds."""
+    """Wait up to `within_s` for agents to end; return those that are still running."""
     end = time.monotonic() + within_s
     while (running := [agent for agent in agents if agent.poll() is None]) and time.monotonic() < end:
         time.sleep(_POLL_S)
@@ -174,9 +193,11 @@ def _running_after(agents: "Sequence[subprocess.Popen[bytes]]", within_s: float)
 
 
 def _launcher_exit_code(agent_code: int, launcher: "subprocess.Popen[bytes]", patience_s: float) -> int:
-    """Return the launcher's exit code after an agent has ended first, or the agent's if the launcher does not end.
+    """Return the exit code of a run whose agent has ended first: the launcher's code or, if the launcher does not end
+    within `patience_s`, the agent's code.
 
-    That is normal for a released agent. Otherwise, the launcher reports the lost worker.
+    An agent that the launcher has released normally ends before the launcher. If any other agent ends first, the
+    launcher reports the lost worker.
     """
     try:
         return _process_exit_code(launcher.wait(patience_s))
@@ -186,7 +207,7 @@ def _launcher_exit_code(agent_code: int, launcher: "subprocess.Popen[bytes]", pa
 
 
 def read_lost_lines(message: Path) -> int:
-    """Return the number of log lines that only the agent has printed, from its termination message."""
+    """Return how many log lines only the agent has printed, from the agent's termination message."""
     try:
         return int(json.loads(message.read_bytes()).get("lostLogLines", 0))
     except (OSError, ValueError):
@@ -194,14 +215,12 @@ def read_lost_lines(message: Path) -> int:
 
 
 def run_exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) -> int:
-    """Return the exit code of a run; print the number of `lost` log lines.
+    """Return the exit code of a run. Print a warning if `lost` log lines could not be stored.
 
     `code`: exit code of ranks and launcher. `signals`: signals that the run has received.
     """
     if lost:
-        print_line(
-            f"{lost} log lines are not in {directory}, which could not be written; they are printed above", fg="red"
-        )
+        print_line(f"{lost} log lines could not be written to {directory}; they are printed above", fg="red")
     return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
 
 
@@ -210,9 +229,10 @@ def _process_exit_code(returncode: int) -> int:
 
 
 def page_settings(wanted: bool) -> dict[str, str]:
-    """Return the launcher's variables for a run with a page: a new random token.
+    """Return environment variables that make the launcher serve the run's HTML page, namely a new random token.
 
-    Raises ConfigurationError if no plugin serves pages.
+    `wanted`: whether to serve the page; if False, return no variables. Raises ConfigurationError if no plugin serves
+    pages.
     """
     if wanted and not entry_points(group=_STARTED):
         raise ConfigurationError("--ui needs the plugin that serves pages: pip install 'ringtrain[page]'")
@@ -220,5 +240,5 @@ def page_settings(wanted: bool) -> dict[str, str]:
 
 
 def environment_without_token(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return `environment` without the page's token, for an agent, whose ranks run the user's program."""
+    """Return `environment` without the page's token, so that the user's program does not see it."""
     return {name: value for name, value in environment.items() if name != contract.ENV_STATUS_TOKEN}

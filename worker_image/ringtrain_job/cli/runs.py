@@ -1,7 +1,7 @@
-"""Runs below a folder, by name, and the argument and options of the commands that read one."""
+"""Runs in a folder: find them by name, and options for commands that read one."""
 
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +9,10 @@ from typing import Any, Final, TypeVar
 
 import click
 
-from ringtrain_job.launcher.summary import AttemptSummary, summarize_attempt
+from ringtrain.errors import in_ranges
+from ringtrain_job.launcher.summary import AttemptSummary, attempt_start, summarize_attempt
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import LogMissing, find_log_attempt, find_logs
+from ringtrain_job.logs.reading import LogMissing, find_logs
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The default of --runs.
@@ -24,7 +25,7 @@ STATE_COLOURS: Final = {"Succeeded": "green", "Failed": "red", "Killed": "red", 
 
 @dataclass(frozen=True)
 class Run:
-    """One run: its name below the folder, and a summary of its newest attempt."""
+    """One run: its name, and a summary of its newest attempt."""
 
     name: str
     summary: AttemptSummary
@@ -35,38 +36,43 @@ class Run:
         return self.summary.files
 
     def document(self) -> dict[str, Any]:
-        """Return the run as JSON."""
+        """Return the run as a JSON object."""
         return {"name": self.name, **self.summary.document()}
 
 
 def runs_option(command: F) -> F:
-    """Add the option `--runs`, the folder of the runs."""
+    """Add the option `--runs`, the folder of runs, to `command`."""
     kind = click.Path(file_okay=False, path_type=Path)
-    return click.option("--runs", type=kind, default=RUNS, show_default=True, help="Folder of the runs.")(command)
+    return click.option("--runs", type=kind, default=RUNS, show_default=True, help="Folder with the runs.")(command)
 
 
 def run_options(command: F) -> F:
-    """Add the argument RUN and the options `--runs` and `--attempt`."""
+    """Add the argument RUN and the options `--runs` and `--attempt` to `command`, and return it."""
     command = click.argument("run", required=False, metavar="[RUN]")(command)
     attempt = click.option("--attempt", type=click.IntRange(min=1), help="Number of the attempt [default: the newest].")
     return attempt(runs_option(command))
 
 
 def find_runs(where: Path) -> list[Run]:
-    """Return all runs in `where` or some levels below it, the newest first."""
+    """Return all runs in the folder `where` and some levels below it, newest first."""
     found = [Run(name, summarize_attempt(files)) for name, files in _newest_attempts(where)]
-    return sorted(found, key=lambda run: run.summary.began or 0.0, reverse=True)
+    return sorted(found, key=lambda run: (-(run.summary.began or 0.0), run.name))  # as _newest_first sorts
 
 
 def find_run(name: str, where: Path) -> Run:
-    """Return the run `name` below `where`, or the newest one in the folder `name`. Raises LogMissing."""
+    """Return the run called `name` below `where`, or the newest run in the folder `name`. Raises LogMissing if there is
+    none."""
     files = find_attempt(name, where)
     named = (known for known, newest in _newest_attempts(where) if newest.directory == files.directory)
-    return Run(next(named, files.directory.parent.name), summarize_attempt(files))
+    folder = files.directory
+    # A folder whose name is no number is a copy of an attempt; its run's name would be that of another run.
+    unlisted = folder.parent.name if folder.name.isdecimal() else f"{folder.parent.name}/{folder.name}"
+    return Run(next(named, unlisted), summarize_attempt(files))
 
 
 def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> AttemptFiles:
-    """Return the files of an attempt of the run `name`. Both default to the newest. Raises LogMissing.
+    """Return the files of an attempt of a run. Defaults: the newest run, its newest attempt. Raises LogMissing if there
+    is none.
 
     `name`: name that `ringtrain list` prints, name of the run's job, or a folder.
     """
@@ -74,31 +80,53 @@ def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> A
     if name is None:
         if not known and not list(find_logs(where)):
             raise LogMissing(no_runs_text(where))
-        return find_log_attempt(where, attempt)
-    found = next((files for one, files in known if one == name), None)
-    if found is None and not Path(name).is_dir():
-        of_job = [files for _, files in known if files.directory.parent.name == name]
-        found = max(of_job, key=lambda files: files.job_log.stat().st_mtime, default=None)
+        found = next((files for _, files in _newest_first(known)), None)
+    else:
+        found = next((files for one, files in known if one == name), None)
+        if found is None and "…" in name:  # as `ringtrain list` shortens names on a terminal
+            begin, _, end = name.partition("…")
+            cut = [files for one, files in known if one.startswith(begin) and one.endswith(end)]
+            found = cut[0] if len(cut) == 1 else None
+        if found is None and not Path(name).is_dir():
+            of_job = _newest_first((one, files) for one, files in known if files.directory.parent.name == name)
+            found = next((files for _, files in of_job), None)
     if found is not None:
-        return found if attempt is None else find_log_attempt(found.directory.parent, attempt)
-    if Path(name).is_dir():
-        return find_log_attempt(Path(name), attempt)
+        return found if attempt is None else _find_below(found.directory.parent, attempt)
+    if name is None or Path(name).is_dir():
+        return _find_below(where if name is None else Path(name), attempt)
     if not known:
         raise LogMissing(no_runs_text(where))
-    newest = sorted(known, key=lambda one: one[1].job_log.stat().st_mtime, reverse=True)
-    names = ", ".join(one for one, _ in newest[:_NAMES_SHOWN])
+    names = ", ".join(one for one, _ in _newest_first(known)[:_NAMES_SHOWN])
     raise LogMissing(f"{name} is neither a run in {where} nor a folder; the newest runs are {names}")
 
 
+def _find_below(where: Path, attempt: int | None) -> AttemptFiles:
+    """Return the files of the newest attempt in `where` or below, with number `attempt` if given. Raises LogMissing if
+    there is none."""
+    found = [AttemptFiles(log.parent) for log in find_logs(where)]
+    numbered = [files for files in found if attempt is None or files.directory.name == str(attempt)]
+    if not found:
+        raise LogMissing(f"{where.absolute()} contains no job.log; pass a directory of runs")
+    if not numbered:
+        known = {int(files.directory.name) for files in found if files.directory.name.isdecimal()}
+        raise LogMissing(f"{where.absolute()} has no attempt {attempt}; its attempts are: {in_ranges(known)}")
+    return min(numbered, key=lambda files: (-attempt_start(files), str(files.directory)))
+
+
+def _newest_first(known: Iterable[tuple[str, AttemptFiles]]) -> list[tuple[str, AttemptFiles]]:
+    """Return `known`, names with attempts, sorted by start, newest first; a run and its copy by name."""
+    return sorted(known, key=lambda one: (-attempt_start(one[1]), one[0]))
+
+
 def no_runs_text(where: Path) -> str:
-    """Return an error message: `where` has no runs, and the command that creates one."""
+    """Return the message that `where` has no runs, with a command that creates one."""
     option = "" if where == RUNS else f" --runs {where}"
     what = "has no runs" if where.is_dir() else "does not exist, so there are no runs"
     return f"{where} {what}; `ringtrain run{option} -np 2 python train.py` creates one, --runs names another folder"
 
 
 def make_run_folder(where: Path, name: str | None, program: str) -> Path:
-    """Create and return the folder of a new run: `name`, or `program` and four hex digits; with -2 if it exists."""
+    """Create a new run's folder, named `name` or `program`-XXXX, with -2, -3 … if it exists; return its path."""
     wanted = name or f"{program}-{secrets.token_hex(2)}"
     for number in range(1, 10_000):
         folder = where / NAMESPACE / (wanted if number == 1 else f"{wanted}-{number}")
@@ -109,7 +137,7 @@ def make_run_folder(where: Path, name: str | None, program: str) -> Path:
 
 
 def _newest_attempts(where: Path) -> Iterator[tuple[str, AttemptFiles]]:
-    """Yield each run's name and its newest attempt. Two runs with the same short name get their paths as names."""
+    """Yield the name and newest attempt of each run. Runs with equal short names get their paths as names."""
     newest: dict[Path, Path] = {}
     for log in find_logs(where):
         attempt = log.parent
@@ -122,7 +150,11 @@ def _newest_attempts(where: Path) -> Iterator[tuple[str, AttemptFiles]]:
 
 
 def _short_name(job: Path, where: Path) -> str:
-    """Return a run's name: `train-3f2a`; of `dtj local`, `digits-20261122-100637`; else the path below `where`."""
+    """Return the name of the run whose logs are in the folder `job`.
+
+    It is `train-3f2a` for `ringtrain run`, `digits-20261122-100637` for `dtj local`, and otherwise the path of `job`
+    below `where`.
+    """
     if job == where or not job.is_relative_to(where):
         return job.name
     match job.relative_to(where).parts:

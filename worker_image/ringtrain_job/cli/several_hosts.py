@@ -1,4 +1,4 @@
-"""Runs over several hosts: the launcher on this machine, an agent on each host, and TLS between them."""
+"""Runs over several fixed hosts: a launcher on this machine, an agent on each host, TLS between them."""
 
 import os
 import subprocess
@@ -43,8 +43,9 @@ def run_on_hosts(
     command: Sequence[str],
     verbose: bool,
 ) -> int:
-    """Run `command` on all `hosts` with a launcher on this machine; return the run's exit code.
+    """Run `command` on all `hosts`, with the launcher on this machine; return the run's exit code.
 
+    `settings`: environment variables of launcher and agents. `verbose`: whether to log messages of level info too.
     Raises ConfigurationError with the host that cannot be used, before any rank is started.
     """
     with ExitStack() as stack:
@@ -78,7 +79,7 @@ def run_on_hosts(
 
 
 def prepare_hosts(stack: ExitStack, settings: Mapping[str, str], workers: int, slots: int) -> dict[str, str]:
-    """Call `prepare_run` for `workers` agents, with secrets for them, too. Raises ConfigurationError."""
+    """Call `prepare_run` for `workers` agents, and create their secrets; return the launcher's environment."""
 
     def write(folder: Path) -> Path:
         write_secrets(folder, settings[contract.ENV_JOB_UID])
@@ -122,12 +123,12 @@ def _start_agent_here(
 
 
 def _termination_file(run: SshAgentOrders) -> Path:
-    """Return the path of the termination message of this machine's agent."""
+    """Return the path to which this machine's agent writes its termination message."""
     return run.secrets / "ended.json"
 
 
 def _print_failed_agents(agents: Sequence[SshRemoteAgent]) -> None:
-    """Print the exit code and the last line of agents that have failed."""
+    """Print exit code and last line of each agent that failed."""
     for agent in agents:
         code = agent.process.poll()
         if code not in (None, 0, contract.EXIT_GANG_STOPPED):

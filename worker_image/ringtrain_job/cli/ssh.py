@@ -1,4 +1,4 @@
-"""Agents on other hosts, started by ssh, or by srun on the nodes of a SLURM job; and the orders to agents."""
+"""Agents on other hosts: start them by ssh, or by srun in a SLURM job, and send them their settings."""
 
 import json
 import os
@@ -69,12 +69,12 @@ _OF_A_LOGIN: Final = ("SSH_", "XDG_", "BASH_FUNC_")
 
 @dataclass(frozen=True)
 class SrunOptions:
-    """Access to nodes of a SLURM job. `interfaces`: network interfaces that ranks use."""
+    """Start of agents on nodes of a SLURM job by srun. `interfaces`: network interfaces for ranks."""
 
     interfaces: Sequence[str] = ()
 
     def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
-        """Return an srun command that starts the agent on the node with this Python, in addition to the job's tasks."""
+        """Return the srun command that starts an agent on the node `host` in addition to the job's tasks."""
         place = ["--nodes=1", "--ntasks=1", "--ntasks-per-node=1", f"--nodelist={host}", "--overlap", "--mem=0"]
         words = ["srun", *place, "--mpi=none", "--cpu-bind=none", "--export=ALL", "--quiet", "--unbuffered"]
         return [*words, *_AGENT]
@@ -82,14 +82,14 @@ class SrunOptions:
 
 @dataclass(frozen=True)
 class SshOptions:
-    """Access to other hosts by ssh. `interfaces`: network interfaces that ranks use."""
+    """Start of agents on other hosts by ssh. `interfaces`: network interfaces for ranks."""
 
     port: int | None = None
     identity_file: str | None = None
     interfaces: Sequence[str] = ()
 
     def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
-        """Return an ssh command without prompts that starts the agent on `host` with this Python's path."""
+        """Return the ssh command, without prompts, that starts an agent on `host` with this Python's path."""
         limits = {
             "BatchMode": "yes",
             "ConnectTimeout": max(1, round(min(deadlines.connect_s, deadlines.start_s))),
@@ -104,18 +104,22 @@ class SshOptions:
 
 @dataclass(frozen=True)
 class HereOptions:
-    """Access to this machine, without ssh."""
+    """Start of an agent on this machine, without ssh."""
 
     interfaces: Sequence[str] = ()
 
     def command(self, host: str, deadlines: "HostDeadlines") -> list[str]:
-        """Return the command that starts the agent."""
+        """Return the command that starts an agent on this machine."""
         return list(_AGENT)
 
 
 @dataclass(frozen=True)
 class HostDeadlines:
-    """Limits in seconds: until a host has answered, of its silence, of its agent's end, and of the connection."""
+    """Time limits of an agent on another host, in seconds.
+
+    `start_s`: limit for the host's first message. `silence_s`: limit for its silence. `end_s`: limit for the end of the
+    agent. `connect_s`: limit for ssh's connection.
+    """
 
     start_s: float
     silence_s: float
@@ -124,11 +128,10 @@ class HostDeadlines:
 
 
 class SshRemoteAgent:
-    """An agent on another host. `process` is the ssh or srun that starts the agent; its exit status is the agent's
-    exit status."""
+    """An agent on another host. `process`: the ssh or srun that starts it and has the agent's exit status."""
 
     def __init__(self, host: Host, options: SshOptions | SrunOptions | HereOptions, deadlines: HostDeadlines) -> None:
-        """Start ssh or srun. Raises ConfigurationError if the program is missing."""
+        """Start ssh or srun in the background. Raises ConfigurationError if the program is missing."""
         self.host = host
         self.deadlines = deadlines
         self._greeting: RemoteAgentGreeting | None = None
@@ -146,7 +149,7 @@ class SshRemoteAgent:
             )
         except FileNotFoundError as exc:
             raise ConfigurationError(
-                f"{host.name} is another host, which needs {words[0]} on this machine: PATH has no program of this name"
+                f"{host.name} is another host and needs {words[0]} on this machine, but PATH has no such program"
                 + ("; install it (apt install openssh-client)" if words[0] == "ssh" else "")
             ) from exc
         self._readers = [
@@ -157,30 +160,31 @@ class SshRemoteAgent:
             reader.start()
 
     def greeting(self, deadline: float) -> RemoteAgentGreeting:
-        """Return the host's greeting, received until `deadline` of time.monotonic. Raises ConfigurationError."""
+        """Wait for the host's first message until `deadline` (time.monotonic); return it. Raises ConfigurationError if
+        none arrives or versions differ."""
         self._await(lambda: self._greeting is not None, deadline)
         if self._greeting is None:
             raise ConfigurationError(self._failure_text())
         if self._greeting.version != (here := version("ringtrain")):
             raise ConfigurationError(
-                f"host {self.host.name} has ringtrain {self._greeting.version} and this machine {here}; install "
-                "the same version on all hosts"
+                f"host {self.host.name} has ringtrain {self._greeting.version}, but this machine has "
+                f"ringtrain {here}; install the same version on all hosts"
             )
         return self._greeting
 
     def start(self, order: RemoteAgentOrder) -> None:
-        """Send the order on ssh's stdin, which no other user can read."""
+        """Send the agent's settings over ssh's stdin, where no other user can read the secrets."""
         assert self.process.stdin is not None
         with suppress(BrokenPipeError):  # ssh has ended; its exit status has the reason
             self.process.stdin.write(json.dumps(asdict(order)).encode() + b"\n")
             self.process.stdin.flush()
 
     def started(self, deadline: float) -> None:
-        """Wait until the agent has started. Raises ConfigurationError with the host and its last line."""
+        """Wait until the agent has started. Raises ConfigurationError with the host and the last line of stderr."""
         self._await(lambda: self._started, deadline)
         if not self._started:
             code = self.process.poll()
-            problem = "did not start its agent in time" if code is None else f"ended with {code}"
+            problem = "did not start its agent in time" if code is None else f"exited with {code}"
             raise ConfigurationError(f"host {self.host.name} {problem}: {self.last_line()}")
 
     def _await(self, done: Callable[[], bool], deadline: float) -> None:
@@ -190,7 +194,7 @@ class SshRemoteAgent:
             self._join()  # read its last output
 
     def end(self) -> None:
-        """End the agent by closing its stdin.
+        """Close the agent's stdin, which makes it end, and wait for that.
 
         ssh is killed if that takes too long, or at once if the host has not answered.
         """
@@ -203,12 +207,12 @@ class SshRemoteAgent:
         self._join()
 
     def last_line(self) -> str:
-        """Return the last line of stderr of ssh or the agent."""
+        """Return the last line that ssh or the agent wrote to stderr."""
         self._join()
         return self._stderr_lines[-1] if self._stderr_lines else "no output"
 
     def lost_lines(self) -> int:
-        """Return the number of log lines of an ended agent that are in no file of the launcher."""
+        """Return how many log lines of an ended agent the launcher has not stored."""
         self._join()
         return self._lost
 
@@ -217,7 +221,7 @@ class SshRemoteAgent:
             reader.join(_POLL_S * 10)
 
     def _read_stdout(self, stream: IO[bytes]) -> None:
-        """Read the messages of `remote-agent`."""
+        """Read the messages that `remote-agent` writes to stdout."""
         for line in stream:
             text = line.decode(errors="replace")
             if text.startswith(STARTED):
@@ -230,7 +234,7 @@ class SshRemoteAgent:
                     self._greeting = RemoteAgentGreeting(**json.loads(text.removeprefix(GREETING)))
 
     def _read_stderr(self, stream: IO[bytes]) -> None:
-        """Store the last lines of stderr; print them once the agent has started."""
+        """Store the last lines of stderr. Once the agent has started, also print them."""
         for line in stream:
             text = line.decode(errors="replace").rstrip()
             if text:
@@ -239,19 +243,19 @@ class SshRemoteAgent:
                 click.echo(f"{self.host.name}: {text}", err=True)
 
     def _failure_text(self) -> str:
-        """Return the reason for which the host has not sent a greeting."""
+        """Return the reason why the host has not sent its first message."""
         host, code = self.host.name, self.process.poll()
         if code is None:
             return f"host {host} did not answer within {self.deadlines.start_s:g} s (--start-timeout)"
         output = " ".join(self._stderr_lines)
         if code == _EXIT_SSH:
-            return f"host {host} cannot be reached over ssh: {self.last_line().rstrip('.')}{_ssh_hint(host, output)}"
+            return f"cannot reach host {host} over ssh: {self.last_line().rstrip('.')}{_ssh_hint(host, output)}"
         if code in _EXITS_SHELL or "No module named ringtrain" in output:
             return (
                 f"host {host} has no ringtrain at this machine's path ({sys.executable}): {self.last_line()}; "
                 "install Python and ringtrain at the same path on all hosts"
             )
-        return f"host {host}: ringtrain remote-agent ended with {code}: {self.last_line()}"
+        return f"host {host}: ringtrain remote-agent exited with {code}: {self.last_line()}"
 
 
 def _ssh_hint(host: str, output: str) -> str:
@@ -267,7 +271,7 @@ def _ssh_hint(host: str, output: str) -> str:
 def connect_ssh_hosts(
     stack: ExitStack, hosts: Sequence[Host], options: SshOptions | SrunOptions, deadlines: HostDeadlines
 ) -> list[tuple[SshRemoteAgent, RemoteAgentGreeting]]:
-    """Connect to all `hosts` at once; `stack` ends the connections.
+    """Connect to all `hosts` in parallel; return their agents and first messages. Closing `stack` ends them.
 
     Raises ConfigurationError with the first host that cannot be used.
     """
@@ -280,7 +284,7 @@ def connect_ssh_hosts(
 
 
 def portable_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of `environment` that have the same meaning on another host."""
+    """Return the variables of `environment` that are also valid on another host."""
     return {
         name: value
         for name, value in environment.items()
@@ -294,7 +298,7 @@ _OF_AN_AGENT: Final = (contract.ENV_SECRET_DIR, contract.ENV_POD_IP)
 
 @dataclass(frozen=True)
 class SshAgentOrders:
-    """Common parts of the orders to all agents of a run. `secrets`: directory with one of each role."""
+    """Settings that all agents of a run share. `secrets`: folder with a subfolder for each role."""
 
     environment: Mapping[str, str]
     secrets: Path
@@ -304,7 +308,7 @@ class SshAgentOrders:
     command: Sequence[str]
 
     def agent_environment(self, index: int, host: str, run_address: str) -> dict[str, str]:
-        """Return the variables of the agent of worker `index` on `host`. `run_address`: this machine for the host."""
+        """Return the environment of agent `index` on `host`, which reaches the launcher's host at `run_address`."""
         return {
             **{name: value for name, value in self.environment.items() if name not in _OF_AN_AGENT},
             contract.ENV_WORKER_INDEX: str(index),
@@ -314,7 +318,7 @@ class SshAgentOrders:
         }
 
     def order(self, environment: Mapping[str, str]) -> RemoteAgentOrder:
-        """Return the order to a `remote-agent` with `environment`."""
+        """Return the settings for a `remote-agent` with this `environment`."""
         directory = self.secrets / contract.ROLE_WORKER
         return RemoteAgentOrder(
             secrets={file: (directory / file).read_text() for file in SECRET_FILES},
@@ -326,7 +330,7 @@ class SshAgentOrders:
         )
 
     def run_address(self, host: str, seen: str) -> str:
-        """Return this machine's address for `host`, which sees it as `seen` (empty: unknown).
+        """Return the address at which `host` reaches this machine. `seen`: as reported by the host; empty if unknown.
 
         Raises ConfigurationError.
         """
@@ -334,7 +338,7 @@ class SshAgentOrders:
             return first_address(self.interfaces)
         if not seen:
             raise ConfigurationError(
-                f"host {host} does not know from which address it is reached (SSH_CONNECTION is not set there); "
-                "name an interface that all hosts have with --network-interfaces"
+                f"host {host} does not know from which address it is reached (SSH_CONNECTION is not "
+                "set on that host); name an interface that all hosts have with --network-interfaces"
             )
         return seen

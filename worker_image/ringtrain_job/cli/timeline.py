@@ -1,4 +1,4 @@
-"""Command `ringtrain timeline FILE`: the parts of a step's time, rank by rank."""
+"""The command `ringtrain timeline FILE`, which prints the parts of each rank's step time."""
 
 import json
 from bisect import bisect_right
@@ -19,7 +19,7 @@ Collective = tuple[str, int, int]
 
 @dataclass
 class RankTimes:
-    """Spans of one rank, in microseconds of a clock that all ranks share."""
+    """Time spans of one rank, in microseconds of a clock that all ranks share."""
 
     steps: list[Interval] = field(default_factory=list)
     spans: dict[str, list[Interval]] = field(default_factory=lambda: defaultdict(list))  # by category
@@ -28,7 +28,7 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class TimelineShares:
-    """Parts of one rank's steps, in microseconds.
+    """Parts of the time of one rank's steps, in microseconds.
 
     `parts`: parts of the time, by name. `waits`: for each rank, the time spent waiting for it after the backward pass,
     because it began a collective later.
@@ -43,12 +43,12 @@ class TimelineShares:
 @click.command()
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def timeline(file: Path) -> None:
-    """Print the parts of a step's time in FILE, written by a run with RINGTRAIN_TIMELINE."""
+    """Print the parts of each rank's step time. FILE was written by a run with RINGTRAIN_TIMELINE."""
     ranks = _read_timeline(file)
     last = last_starts(ranks)
     for rank, times in sorted(ranks.items()):
         found = rank_shares(times, last)
-        click.echo(f"rank {rank}: {describe_timeline(found) if found else 'no whole step'}")
+        click.echo(f"rank {rank}: {describe_timeline(found) if found else 'no complete step'}")
 
 
 def _read_timeline(file: Path) -> dict[int, RankTimes]:
@@ -62,7 +62,7 @@ def _read_timeline(file: Path) -> dict[int, RankTimes]:
         raise click.ClickException(f"{file} is not a timeline of ringtrain ({type(exc).__name__}: {exc})") from exc
     if not any(times.steps for times in ranks.values()):
         raise click.ClickException(
-            f"{file} has no step; a step ends with step() of a HostOptimizer or DistributedOptimizer"
+            f"{file} contains no step; call step() of a HostOptimizer or DistributedOptimizer in the run"
         )
     return ranks
 
@@ -79,7 +79,7 @@ def _add_span(times: RankTimes, event: dict[str, Any]) -> None:
 
 
 def last_starts(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
-    """Return, for each collective, the last rank that began it and the time at which this rank began."""
+    """Return, for each collective, the time at which its last rank began it, and that rank."""
     last: dict[Collective, tuple[float, int]] = {}
     for rank, times in ranks.items():
         for key, (began, _) in times.collectives.items():
@@ -88,7 +88,7 @@ def last_starts(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float,
 
 
 def rank_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
-    """Return the parts of a rank's steps; None without a step. The first step is left out if there are others."""
+    """Return the parts of a rank's step time; None if it has no step. The first of several steps is omitted."""
     steps = times.steps[1:] or times.steps
     if not steps:
         return None
@@ -118,7 +118,7 @@ def rank_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) 
 
 
 def _clipped(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[Interval]:
-    """Return the parts of `intervals` that are within one of `limits`, which are sorted and disjoint."""
+    """Return the parts of `intervals` that lie within `limits`, which are sorted and disjoint."""
     begins = [begin for begin, _ in limits]
     found = []
     for a, b in sorted(intervals):
@@ -135,7 +135,7 @@ def _total_length(intervals: Sequence[Interval]) -> float:
 
 
 def describe_timeline(found: TimelineShares) -> str:
-    """Return the parts as one line of text."""
+    """Return a rank's shares of the step time as one line of text."""
     waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
     shown = ", ".join(f"{name} {100 * part / found.total:.0f} %" for name, part in {**found.parts, **waits}.items())
     steps = f"{found.steps} step{'s' * (found.steps != 1)}"

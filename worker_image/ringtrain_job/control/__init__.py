@@ -1,1 +1,1 @@
-"""Values that agent and launcher share, their wire form, settings, and the termination message."""
+"""Data that agent and launcher exchange, its protobuf form, common settings, and the termination message."""

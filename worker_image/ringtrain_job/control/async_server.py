@@ -1,4 +1,4 @@
-"""The launcher's gRPC server: every call is a coroutine on one thread, so that open streams need no threads."""
+"""The launcher's gRPC server, whose calls are coroutines on one thread, so that open streams need no threads."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ _ENDING_S = 1.0
 
 
 class AsyncServer:
-    """Server that listens on `port`, and its thread."""
+    """gRPC server that listens on `port`, with its thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
         self._loop = loop
@@ -27,7 +27,7 @@ class AsyncServer:
         self.port = 0
 
     def close(self, grace_s: float) -> None:
-        """Stop listening, give running calls `grace_s` to end, and end the thread."""
+        """Stop listening, let running calls end within `grace_s`, and end the thread."""
         with contextlib.suppress(TimeoutError):
             self._do(self._stop(grace_s), grace_s + _MOMENT_S)
         self._loop.call_soon_threadsafe(self._loop.stop)
@@ -35,7 +35,7 @@ class AsyncServer:
         self._loop.close()
 
     async def open(self, options: Any, handlers: "_ControlHandlers", port: int, secrets: Secrets) -> None:
-        """Begin to listen. Raises PortTaken."""
+        """Start to listen on `port`. Raises PortTaken if it is in use."""
         self._server = grpc.aio.server(options=options)
         self._server.add_generic_rpc_handlers((handlers,))
         self.port = bind(self._server, port, secrets)
@@ -66,10 +66,10 @@ class AsyncServer:
         is_held: bool = False,
         others: Mapping[str, RpcPeer] | None = None,
     ) -> "AsyncServer":
-        """Start a server like `serve` of shared/rpc.py, for services whose methods are coroutines.
+        """Start and return a server whose services have coroutines as methods.
 
-        A method with a stream of replies writes them to the context. `clients`: number of permanent connections. Raises
-        PortTaken.
+        A method with a stream of replies writes them to the context. `clients`: number of permanent connections. For
+        the other arguments and PortTaken see `serve` of shared/rpc.py.
         """
         handlers = _ControlHandlers(RpcPeerCheck(secrets, peer, others or {}))
         register(handlers)
@@ -86,7 +86,7 @@ class AsyncServer:
 
 
 class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Handlers of all methods, by path. Callers without the token, or of another role or job, are refused."""
+    """Handlers of the server's methods, by path. Calls without the token or from another role or job are refused."""
 
     def __init__(self, check: RpcPeerCheck) -> None:
         self._check = check
@@ -94,10 +94,10 @@ class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._refusing: dict[str, Any] = {}
 
     def add_generic_rpc_handlers(self, _: Any) -> None:
-        """Ignore this call of generated code; `add_registered_method_handlers` gets all handlers."""
+        """Do nothing. Generated code calls this and then `add_registered_method_handlers`."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Add the methods of a service. Called by generated code."""
+        """Add the methods of one service. Generated code calls this."""
         for name, handler in handlers.items():
             path = f"/{service}/{name}"
             peer = self._check.peer_of(path)
@@ -106,7 +106,8 @@ class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             self._refusing[path] = handler._replace(**{kind: self._refuse})
 
     def service(self, handler_call_details: Any) -> Any:
-        """Return the handler of a call; None for an unknown method."""
+        """Return the handler for a call, or a handler that refuses the call if the token is wrong; None for an unknown
+        method."""
         knows = self._check.knows_token(handler_call_details.invocation_metadata)
         return (self._guarded if knows else self._refusing).get(handler_call_details.method)
 

@@ -1,4 +1,4 @@
-"""Values exchanged between agent and launcher."""
+"""Data that agent and launcher exchange: states, registrations, worlds, verdicts, orders."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,7 +7,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class RankPhase(StrEnum):
-    """Phase of a rank; the words of `/status`."""
+    """Phase of a rank, with the values used in `/status`."""
 
     WAITING = "Waiting"
     RUNNING = "Running"
@@ -20,7 +20,7 @@ ENDED = frozenset({RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED})
 
 
 class Outcome(StrEnum):
-    """Outcome of an attempt; the words of the termination message."""
+    """Outcome of an attempt, with the values used in the termination message."""
 
     SUCCEEDED = "Succeeded"
     FAILED = "Failed"
@@ -28,7 +28,7 @@ class Outcome(StrEnum):
 
 
 class Reason(StrEnum):
-    """Reason for the failure of an attempt; the words of the termination message."""
+    """Reason for an attempt's failure, with the values used in the termination message."""
 
     RANK_FAILED = "RankFailed"
     AGENT_LOST = "AgentLost"
@@ -46,16 +46,21 @@ class Reason(StrEnum):
 
 
 class CannotRun(ConfigurationError):
-    """A job that cannot run as it is declared. `reason`: name of the reason in docs/contract.md."""
+    """Error: the job cannot run as it is declared. `reason`: the reason's name in docs/contract.md."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
         self.reason = reason
 
 
+def reason_of(error: ConfigurationError) -> Reason:
+    """Return the reason of an attempt's failure by `error`."""
+    return error.reason if isinstance(error, CannotRun) else Reason.BAD_CONFIGURATION
+
+
 @dataclass(frozen=True)
 class JobIdentity:
-    """Job and attempt of a pod."""
+    """Job and attempt to which a pod belongs."""
 
     name: str
     namespace: str
@@ -65,19 +70,19 @@ class JobIdentity:
 
 @dataclass(frozen=True)
 class RankState:
-    """One rank as its agent sees it.
+    """State of one rank, or in an elastic job of one slot (place of a rank), reported by its agent.
 
-    `exit_code`: 0–255, 128 + n if signal n ended the rank. `exit_order`: position among the exits that this agent saw,
+    `exit_code`: 0–255; 128 + n if signal n ended the rank. `exit_order`: position among the exits that this agent saw,
     from 1. `exited_ago_s`: age of the exit when the state was sent. `log_tail`: last lines of the log, for failed
     ranks. `reason`, `message`: cause of a failure that the exit code does not show.
 
-    In an elastic job `rank` is the slot. `life`: number of its process, from 1; 0: none was started. `formation`:
-    newest generation that the process was ordered to join, from that order on. `joined`: it has completed the
-    rendezvous of that generation; in a job without generations, its pod has used an address of the world. `parked`: it
-    has left its world, or had none yet, and waits for another. `committed`, `lost_steps`: the last committed step, and
-    the number of steps that were begun and discarded. `unshared`: it has left its world without sending state that it
-    may be the only one to have. `adopted`: generation since which it has the whole state, as reported when it left its
-    last one.
+    In an elastic job `rank` is the slot. `life`: number of the slot's newest process, from 1; 0: none was started.
+    `formation`: newest generation that the process was ordered to join. `joined`: whether the process has completed the
+    rendezvous of that generation; in a job without generations, whether its pod has used an address of the world.
+    `parked`: whether the process has left its world, or had none yet, and waits for another. `committed`: last
+    committed step. `lost_steps`: number of steps that were begun and discarded. `unshared`: whether the process has
+    left its world without sending state that perhaps no other process has. `adopted`: generation since which the
+    process has the whole state, as reported when it left its last world.
     """
 
     rank: int
@@ -101,11 +106,11 @@ class RankState:
 
 @dataclass(frozen=True)
 class AgentState:
-    """State that an agent sends with every heartbeat.
+    """State of a worker, which its agent sends with every heartbeat.
 
-    `drained`: all ranks have ended, and their output is in the launcher's files. `leaving`: signal that asked the pod
-    to stop. `order`: number of the newest `Prepare` or `Form` that the agent had received when it collected `ranks`,
-    which are therefore newer than that order.
+    `drained`: whether all ranks have ended, and their output is in the launcher's files. `leaving`: signal that asked
+    the pod to stop. `order`: number of the newest `Prepare` or `Form` that the agent had received when it collected
+    `ranks`, which are therefore newer than that order.
     """
 
     ranks: tuple[RankState, ...]
@@ -116,10 +121,10 @@ class AgentState:
 
 @dataclass(frozen=True)
 class Registration:
-    """Data with which an agent registers. `ranks` is empty unless the agent has started them already.
+    """Data that an agent sends to register. `ranks`: states of the ranks that it has already started; otherwise empty.
 
-    `incarnation`: number of the pod among those of its name, in an elastic job; 0: unknown. `pod_uid`: UID of the pod
-    in the API; empty: unknown.
+    `incarnation`: in an elastic job, the number of the pod among all pods of its name; 0 if unknown. `pod_uid`: UID of
+    the pod in the API; empty if unknown.
     """
 
     job_uid: str
@@ -142,8 +147,8 @@ class Registration:
 
 @dataclass(frozen=True)
 class SlotHistory:
-    """Stored state of a slot that an earlier agent of this attempt left: its highest life, and the numbers of its last
-    log record and last report record. The agent that replaces it continues counting from these."""
+    """Last numbers that the launcher has stored for a slot (place of a rank): of its process (`life`), of a log record
+    and of a report. A new agent of the worker continues each of them."""
 
     slot: int
     life: int
@@ -153,24 +158,24 @@ class SlotHistory:
 
 @dataclass(frozen=True)
 class Member:
-    """A process of a slot. `life`: number of the process in the slot, from 1."""
+    """One process of a slot in an elastic job. `life`: number of the process in its slot, from 1."""
 
     slot: int
     life: int
 
 
 # Upper bound of generation numbers: attempt and generation form one number of 31 bits for the handshake of ranks.
-FORMATIONS = 1_000_000
-_ATTEMPTS = 2**31 // FORMATIONS
+GENERATIONS = 1_000_000
+_ATTEMPTS = 2**31 // GENERATIONS
 
 
 @dataclass(frozen=True)
 class World:
-    """Data about the whole world that every rank needs; addresses are `host:port` by rank.
+    """Description of the world for its ranks. Addresses are `host:port`, by rank.
 
     `formation`: number of the generation, or 0 for a world that does not change. `members`: processes of a generation,
     by rank. `committed`: last step that the attempt has committed, even if no member has it. `sites`: site name of each
-    rank; empty: all are at one site.
+    rank; empty if all ranks are at one site.
     """
 
     attempt: int
@@ -185,15 +190,16 @@ class World:
 
     @property
     def generation(self) -> int:
-        """Number by which ranks distinguish their world from any other of the job."""
-        return self.attempt % _ATTEMPTS * FORMATIONS + self.formation if self.formation else self.attempt
+        """Number that differs between all worlds of the job, over all attempts. Ranks refuse peers with another
+        number."""
+        return self.attempt % _ATTEMPTS * GENERATIONS + self.formation if self.formation else self.attempt
 
 
 @dataclass(frozen=True)
 class Failure:
-    """First cause of a failed attempt. `rank` and `exit_code` are None if no rank caused it.
+    """First cause of an attempt's failure. `rank` and `exit_code` are None if no rank caused it.
 
-    `pod_uid`: distinguishes `pod` from other pods of its name; empty: unknown.
+    `pod_uid`: distinguishes `pod` from other pods of its name; empty if unknown.
     """
 
     reason: Reason
@@ -209,7 +215,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Outcome of the attempt, and the launcher's exit code. `warning`: warning about a success."""
+    """Outcome of an attempt, with the launcher's exit code. `warning`: message about a successful attempt."""
 
     outcome: Outcome
     exit_code: int
@@ -220,35 +226,34 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Start:
-    """Order: the gang is complete; start the ranks."""
+    """Order to agents: all agents have registered; start the ranks of `world`."""
 
     world: World
 
 
 @dataclass(frozen=True)
 class Stop:
-    """Order: the attempt is over; stop the ranks, send the last lines, wait for the release."""
+    """Order to agents: the attempt has ended; stop the ranks, send their last lines, wait for Release."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Release:
-    """Order: exit."""
+    """Order to agents: exit."""
 
     verdict: Verdict
 
 
 @dataclass(frozen=True)
 class Prepare:
-    """Order: prepare generation `formation`.
+    """Order to agents of an elastic job: prepare generation `formation`, so that ranks leave their world.
 
-    `slots`: slots that should have a live process; processes in other slots are ordered to leave. `urgent`: a member is
-    lost; processes leave the current generation now, and one that does not leave in time is killed. Otherwise they
-    leave at their next commit. `restart`: every process is stopped, and none is started before `Form`.
-
-    `number`: orders to prepare and to form are numbered, and no number is repeated. A process in `slots` that had ended
-    while an order with a lower number was the newest is restarted: the launcher knows of its end.
+    `slots`: slots that should have a live process; processes in other slots are ordered to leave. If a process in
+    `slots` has ended, its agent starts the next one once the launcher knows of the end. `urgent`: whether a member is
+    lost. If so, processes leave the current generation now, and a process that does not leave in time is killed;
+    otherwise they leave at their next commit. `restart`: whether every process is stopped, and none is started before
+    `Form`. `number`: number of this order; no two orders to prepare or form have the same number.
     """
 
     formation: int
@@ -260,10 +265,11 @@ class Prepare:
 
 @dataclass(frozen=True)
 class Form:
-    """Order: the members of a generation are chosen.
+    """Order to agents of an elastic job: the members of a generation are chosen; begin it.
 
     `slots`, `number`: see `Prepare`. A process in `slots` that is not a member waits for the next generation. This
-    order does not restart a member whose process has ended, unless its life is the one after that (`Prepare.restart`).
+    order does not restart a member whose process has ended, unless the member's `life` is the number of the next
+    process (`Prepare.restart`).
     """
 
     world: World
@@ -276,7 +282,7 @@ Order = Start | Prepare | Form | Stop | Release
 
 @dataclass(frozen=True)
 class Refusal:
-    """Reason why an agent may not join. `misconfigured`: a retry cannot help."""
+    """Answer to an agent that may not register. `misconfigured`: whether no retry can succeed."""
 
     reason: str
     misconfigured: bool = False

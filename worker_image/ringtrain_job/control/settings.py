@@ -1,4 +1,4 @@
-"""Settings that both agent and launcher read."""
+"""Settings that agent and launcher both read from environment variables."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ MOST_SLOTS = 1024
 
 
 def read_termination(env: EnvironmentVariables) -> TerminationPath:
-    """Return the path of the termination message."""
+    """Return the path of the termination message, and whether the user set that path."""
     named = env.optional(contract.ENV_TERMINATION_MESSAGE_PATH)
     return TerminationPath(Path(named) if named else DEFAULT_PATH, required=named is not None)
 
@@ -33,7 +33,7 @@ def _read_job(env: EnvironmentVariables) -> JobIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class PodSettings(Settings):
-    """Settings of every pod of a job. All internal deadlines derive from `timeout_s`."""
+    """Settings of every pod of a job. Internal deadlines are computed from `timeout_s`."""
 
     backend: str = choice(contract.ENV_BACKEND, contract.BACKENDS, contract.BACKENDS[0])
     job: JobIdentity = setting(lambda env, _: _read_job(env))
@@ -47,23 +47,23 @@ class PodSettings(Settings):
 
     @property
     def agents_start_ranks(self) -> bool:
-        """Whether agents start the ranks; otherwise the launcher's command does, through the plugin of the backend."""
+        """Whether agents start the ranks. If not, the command of the launcher starts them, by a plugin."""
         return self.backend == contract.BACKENDS[0]
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the whole gang."""
+        """Number of ranks of all workers."""
         return self.workers * self.slots
 
     @property
     def handshake_time_s(self) -> float:
-        """Time in seconds that all workers need to reach the launcher if they connect at the same time."""
+        """Seconds that all workers need to connect to the launcher if all connect at the same time."""
         return handshake_time_s(self.workers)
 
 
 def plugin_missing(backend: str) -> ConfigurationError:
-    """Return the error for a pod whose image lacks the plugin of its job's backend."""
+    """Return the error for a pod whose image lacks the plugin of the job's backend."""
     return ConfigurationError(
-        f"{contract.ENV_BACKEND}={backend} needs the plugin ringtrain-{backend}, which this image does not have; "
+        f"{contract.ENV_BACKEND}={backend} needs the plugin ringtrain-{backend}, which is not in this image; "
         f"pip install 'ringtrain[{backend}]' in the image"
     )

@@ -1,4 +1,4 @@
-"""The termination message of a pod: the reason for its end, in at most 4096 bytes."""
+"""Termination message of a pod: JSON of at most 4096 bytes that says how and why it ended."""
 
 import json
 import logging
@@ -17,14 +17,14 @@ DEFAULT_PATH = Path("/dev/termination-log")
 
 @dataclass(frozen=True)
 class TerminationPath:
-    """Path of the termination message. `required`: the user set the path, so a failure to write it is logged."""
+    """Path of the termination message. `required`: whether the user set the path; a failed write is then logged."""
 
     path: Path
     required: bool
 
 
 def failure_json(failure: Failure) -> dict[str, Any]:
-    """Return `failure` in the format of the contract."""
+    """Return `failure` as a JSON object (docs/contract.md)."""
     uid = {"podUid": failure.pod_uid} if failure.pod_uid else {}
     return {
         "rank": failure.rank,
@@ -48,7 +48,7 @@ def termination_message(
     unfinished: Mapping[str, Any] | None = None,
     lost_log_lines: int = 0,
 ) -> bytes:
-    """Return the termination message for `verdict`, at most 4096 bytes of JSON.
+    """Return the termination message for `verdict`: JSON of at most 4096 bytes.
 
     `log_lines`: number of log lines by rank. `unfinished`: entries about unfinished work, such as `unshipped` logs
     (`pendingBytes`, `problem`). `lost_log_lines`: number of a worker's lines that the launcher could not write. A
@@ -76,7 +76,7 @@ def termination_message(
 
 
 def fit_termination_message(document: dict[str, Any], unfinished: Mapping[str, Any] | None = None) -> bytes:
-    """Return the message of `document` and `unfinished`, cut to the limit of a termination message."""
+    """Return `document` with the entries `unfinished` as JSON, shortened to the limit of 4096 bytes."""
     document = {**document, **(unfinished or {})}
     return _fit_termination(document, contract.TERMINATION_MESSAGE_MAX_BYTES)
 
@@ -114,10 +114,10 @@ def _encode_termination(document: dict[str, Any]) -> bytes:
 
 
 def write_termination_message(where: TerminationPath, message: bytes) -> None:
-    """Write `message`. A failed write never changes the pod's exit code."""
+    """Write `message` to the pod's termination message. Log a failure as a warning if `where.required` is True."""
     try:
         if where.required or where.path.exists():
             where.path.write_bytes(message)
     except OSError as exc:
         if where.required:
-            log.warning("the termination message could not be written to %s: %s", where.path, exc)
+            log.warning("cannot write the termination message to %s: %s", where.path, exc)

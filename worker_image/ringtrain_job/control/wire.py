@@ -1,4 +1,4 @@
-"""Conversion of orders to protobuf and back, compressed if they contain many hosts."""
+"""Conversion of orders between Python and protobuf. Orders with many hosts are compressed."""
 
 import zlib
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def order_to_message(order: Order) -> Any:
 
 
 def deflated_order(order: Any) -> Any:
-    """Return the message `order` in compressed form, which is an order, too. It contains each host once."""
+    """Return the protobuf order `order`, compressed with zlib after repeated host names are removed."""
     small = pb.Order.FromString(order.SerializeToString())
     for world in _worlds_in(small):
         world.places.extend(_world_places(world))
@@ -44,13 +44,16 @@ def _inflated(order: Any) -> Any:
 
 
 def _worlds_in(order: Any) -> list[Any]:
-    """Return the world in an order as a list; empty for an order without a world."""
+    """Return the world in a protobuf order as a list of one; empty if the order has none."""
     kind = order.WhichOneof("order")
     return [order.start] if kind == "start" else [order.form.world] if kind == "form" else []
 
 
 def _world_places(world: Any) -> Iterator[Any]:
-    """Yield the places of a world's ranks. Consecutive ranks of one host share a place."""
+    """Yield the hosts and ports of a world's ranks. Consecutive ranks of one host form one entry.
+
+    If ring and TensorFlow addresses have different host names, each of the two names has an entry.
+    """
     ranks = zip(world.ring_addresses, world.tf_addresses, strict=True)
     split = ((ring.rpartition(":"), tf.rpartition(":")) for ring, tf in ranks)
     for (ring_host, tf_host), places in groupby(split, lambda rank: (rank[0][0], rank[1][0])):
@@ -63,7 +66,7 @@ def _world_places(world: Any) -> Iterator[Any]:
 
 
 def order_from_message(message: Any) -> Order:
-    """Return the order in `message`."""
+    """Return the order in a protobuf message, which may be compressed."""
     if message.WhichOneof("order") == "deflated":
         message = _inflated(message)
     kind = message.WhichOneof("order")

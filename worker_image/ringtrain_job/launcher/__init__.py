@@ -1,1 +1,1 @@
-"""The job's coordinator: assembles the gang, decides the verdict, stores the logs, serves `/status` and `/metrics`."""
+"""The job's launcher: waits for all agents, decides how the attempt ended, stores logs, serves `/status`."""

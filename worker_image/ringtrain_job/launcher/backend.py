@@ -1,4 +1,4 @@
-"""Interface of the code that starts the ranks of an attempt and decides when the attempt has ended.
+"""Interface of a backend: the part of the launcher that starts the ranks and decides when the attempt has ended.
 
 Backends are plugins, found by `launcher/registry.py`.
 """
@@ -14,33 +14,33 @@ RequestWorkers = Callable[[int, Mapping[int, int]], None]
 
 @dataclass(frozen=True)
 class HandOver:
-    """Answer to a stop request: leave the ranks to the launcher that comes next."""
+    """Result of a stop request: this launcher exits, but ranks continue for the next launcher."""
 
 
 class Backend(Protocol):
-    """Start the ranks of an attempt and decide when it has ended. All methods run on the main loop's thread, except
-    `ask`, `ranks` and `status`, which any thread may call."""
+    """Interface of a backend. The main loop's thread calls all methods, except `request_workers`, `ranks` and `status`,
+    which any thread may call."""
 
     @property
     def ranks(self) -> int:
-        """Number of ranks of the current world."""
+        """Number of ranks in the current world."""
 
     @property
     def request_workers(self) -> RequestWorkers | None:
-        """Callable that requests another number of workers (PUT /workers), or None if the number is fixed. Arguments:
-        the number of workers and, by worker, the newest pod that has ended."""
+        """Function that changes the number of workers (PUT /workers); None if it is fixed. Arguments: the wanted number
+        of workers, and the newest ended pod of each worker."""
 
     def begin(self) -> None:
-        """Begin; the launcher's ports are open, and agents may register."""
+        """Start the backend. The launcher's ports are open, and agents may register."""
 
     def tick(self) -> Verdict | None:
-        """Do the work that is due; return the verdict once the attempt has ended."""
+        """Do what is due; return the verdict once the attempt has ended, otherwise None."""
 
     def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
-        """Handle a stop request; return the verdict if it ends the attempt.
+        """Handle a request to stop this launcher; return a verdict if the request ends the attempt.
 
-        None if the attempt continues; this method is then called again. `by_person`: the request is for the whole
-        job, not for this pod alone.
+        Return None if the attempt continues; this method is then called again. `by_person`: whether the request is for
+        the whole job, rather than for this pod alone.
         """
 
     def stop(self, verdict: Verdict) -> None:
@@ -50,7 +50,7 @@ class Backend(Protocol):
         """Return whether all ranks have stopped and all agents have sent their logs. Polled after `stop`."""
 
     def close(self) -> None:
-        """End every started process and thread within some seconds."""
+        """End all processes and threads of the backend within some seconds."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return this backend's entries of /status."""
+        """Return the backend's entries of `/status`."""

@@ -1,4 +1,4 @@
-"""The launcher's settings, read from its environment in one place."""
+"""Settings of the launcher, read from environment variables."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,7 @@ from ringtrain.errors import ConfigurationError, quoted
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.settings import Settings, choice, integer, path, seconds, setting, switch, tcp_port, text
-from ringtrain_job.control.model import FORMATIONS
+from ringtrain_job.control.model import GENERATIONS
 from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.launcher.generation_state import GenerationRules
 from ringtrain_job.launcher.plugins import check_plugins
@@ -20,8 +20,8 @@ _OTLP_PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 
 @dataclass(frozen=True, kw_only=True)
 class ElasticSettings(Settings):
-    """Limits on the changes of an elastic job's world. `start_ranks`: number of ranks until PUT /workers sets another.
-    `formation`: the last generation that an earlier launcher is known to have formed."""
+    """Settings of an elastic job. `start_ranks`: number of ranks until PUT /workers changes it. `known_generation`: the
+    last generation of an earlier launcher, as far as the operator knows."""
 
     rules: GenerationRules = setting(lambda env, seen: GenerationRules.read(env, world_size=seen.world_size))
     start_ranks: int = integer(
@@ -31,7 +31,7 @@ class ElasticSettings(Settings):
         high=lambda seen: seen.rules.max_ranks,
     )
     discovery_script: str = text(contract.ENV_HOST_DISCOVERY_SCRIPT, "")
-    formation: int = integer(contract.ENV_ELASTIC_FORMATION, 0, low=0, high=FORMATIONS - 1)
+    known_generation: int = integer(contract.ENV_ELASTIC_FORMATION, 0, low=0, high=GENERATIONS - 1)
 
 
 def _read_elastic(env: EnvironmentVariables, seen: Any) -> ElasticSettings | None:
@@ -40,7 +40,7 @@ def _read_elastic(env: EnvironmentVariables, seen: Any) -> ElasticSettings | Non
 
 
 def _read_sites(env: EnvironmentVariables, workers: int) -> tuple[str, ...]:
-    """Return the site of each worker, by index; empty if all workers are at one site."""
+    """Return the site (group of hosts with a fast network) of each worker, by index; empty without sites."""
     said = env.optional(contract.ENV_WORKER_SITES)
     sites = tuple(said.split(",")) if said else ()
     if sites and len(sites) != workers:
@@ -51,20 +51,23 @@ def _read_sites(env: EnvironmentVariables, workers: int) -> tuple[str, ...]:
 
 
 def _read_otel(env: EnvironmentVariables) -> tuple[str, ...]:
-    """Return the signals sent to OpenTelemetry's receiver: traces, logs, both or none."""
+    """Return the names of the signals that go to OpenTelemetry, out of "traces" and "logs"."""
     asked = env.words(contract.ENV_OTEL)
     if not set(asked) <= {"traces", "logs"}:
-        expected = "expected traces, logs, or both with a comma"
+        expected = "expected traces, logs, or traces,logs"
         raise ConfigurationError(f"{contract.ENV_OTEL}={quoted(env.text(contract.ENV_OTEL))}: {expected}")
     protocol = env.optional(_OTLP_PROTOCOL) or "grpc"
     if asked and protocol != "grpc":
-        raise ConfigurationError(f"{_OTLP_PROTOCOL}={protocol!r}: launchers send OTLP by grpc alone; leave it out")
+        raise ConfigurationError(
+            f"{_OTLP_PROTOCOL}={protocol!r}: expected grpc, the only protocol of the launcher; "
+            "set grpc or omit the variable"
+        )
     return asked
 
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(PodSettings):
-    """Settings of a launcher. `sinks`: names of the sinks that receive reports in addition to the attempt's files."""
+    """Settings of the launcher. `sinks`: names of tools that also receive the ranks' reports, by plugins."""
 
     port: int = tcp_port(contract.ENV_LAUNCHER_PORT, contract.PORT_LAUNCHER)
     status_port: int = tcp_port(contract.ENV_STATUS_PORT, contract.PORT_STATUS)
@@ -94,70 +97,71 @@ class LauncherConfig(PodSettings):
         return super().read(env, **known)
 
     @property
+    def nan_setting(self) -> str:
+        """Name by which the user of this launcher, `ringtrain run` or a pod, knows `fail_on_nan`."""
+        return "--fail-on-nan" if self.ports_held else "spec.runPolicy.failOnNaN"
+
+    @property
     def status_tokens(self) -> tuple[str, ...]:
-        """Tokens that `/status` accepts; empty if the control channel is not encrypted."""
+        """Tokens, one of which `/status` requires; empty without TLS, when no token is required."""
         return () if self.secrets.tls is None else self.tokens
 
     @property
     def tokens(self) -> tuple[str, ...]:
-        """The operator's and the job's token. `PUT /workers` requires one even if the control channel is not encrypted,
-        because any user of this machine can connect. The page derives its tokens from them and is not served without
-        any."""
+        """The operator's and the job's token, one of which `PUT` requests require even without TLS, because any user of
+        this machine can connect. The page's tokens are derived from them."""
         return tuple(token for token in (self.status_token, self.secrets.token) if token)
 
     @property
     def lost_after_s(self) -> float:
-        """Seconds of silence after which an agent counts as lost: less than timeout_s, after which ranks give up on a
+        """Seconds of silence after which an agent counts as lost, so short that ranks have not yet given up on a silent
         peer."""
         return self.timeout_s / 4
 
     @property
     def heartbeat_s(self) -> float:
-        """Interval in seconds at which an idle agent sends heartbeats; 0: the agent's default."""
+        """Seconds between the heartbeats of an idle agent; longer for many workers. 0 stands for the agent's
+        default."""
         paced = self.workers / _HEARTBEATS_PER_S
         return min(paced, self.timeout_s / 4) if paced > min(2.0, self.timeout_s / 16) else 0.0
 
     @property
     def silence_s(self) -> float:
-        """Seconds of silence after which an agent with an open connection and a long heartbeat interval counts as lost.
-        gRPC itself detects broken connections."""
+        """Seconds without a heartbeat after which an agent counts as lost although its connection is open."""
         return max(self.lost_after_s, 3 * self.heartbeat_s)
 
     @property
     def behind_s(self) -> float:
-        """Longest time in seconds for which workers that connect at the same time can occupy a launcher with a tenth of
-        a core."""
+        """Allowance in seconds for the launcher's answers, which are late while all workers connect at the same
+        time."""
         return 10 * self.handshake_time_s
 
     @property
     def vacancy_s(self) -> float:
-        """Seconds that a new pod's agent waits for the end of its predecessor's connection; shorter than the deadline
-        of a call."""
+        """Seconds that a replacement agent waits until its predecessor's connection has ended."""
         return max(1.0, self.timeout_s / 6) / 2
 
     @property
     def hand_over_s(self) -> float:
-        """Seconds that a launcher waits after a stop request to see whether the whole job is stopped, or only its own
-        pod."""
+        """Seconds after a stop request in which the launcher finds out whether only its own pod must stop."""
         return self.settle_s
 
     @property
     def settle_s(self) -> float:
-        """Seconds to wait after the first failed exit for other exits that may be its cause."""
+        """Seconds to wait after the first failed rank for reports of earlier failures."""
         return min(2.0, self.timeout_s / 10)
 
     @property
     def drain_s(self) -> float:
-        """Seconds that agents may take to stop their ranks, which may save first, and to send the last log lines."""
+        """Seconds that agents have to stop their ranks, which may save a checkpoint, and to send the last log lines."""
         return max(self.timeout_s, self.pod_grace_s)
 
     @property
     def connections(self) -> int:
-        """File descriptors for connections of workers and data workers, and for the launcher's own files."""
+        """Number of file descriptors for connections of workers and data workers, and for other files."""
         return self.workers + self.data_workers + 256
 
     @property
     def open_files(self) -> int:
-        """File descriptors that a launcher needs: a log for each rank, connections of each worker, and its own
-        files."""
+        """Number of file descriptors that the launcher needs to keep a log open for each rank."""
         return self.world_size + 4 * self.workers + 256

@@ -1,4 +1,4 @@
-"""The launcher's stdout: the merged log and the progress lines, written by one thread.
+"""The launcher's stdout: merged log lines and progress lines, written by one thread.
 
 The reader of the launcher's stdout may be slow or may have closed it. Log files never wait for it: if a bounded buffer
 is full, lines are omitted here, counted, and the count is printed. On a terminal the newest progress line stays below
@@ -28,14 +28,14 @@ _BETWEEN: Final = "  "
 
 @dataclass(frozen=True)
 class ConsoleProgressBar:
-    """Contents of a progress line. `left_s`: seconds until the last step; None if unknown."""
+    """Content of the progress line on a terminal. `left_s`: estimated seconds until the last step, or None."""
 
     progress: Progress
     speed: Speed | None
     left_s: float | None
 
     def line(self, columns: int) -> str:
-        """Return `Step 40/300  13 %  [####------]  3 min left  5120.3 images/sec  loss: 0.412`.
+        """Return the progress line, such as `Step 40/300  13 %  [####---]  3 min left  5120.3 images/sec  loss: 0.412`.
 
         The line has at most `columns` characters. Parts are omitted from the end, the bar first.
         """
@@ -56,7 +56,7 @@ class ConsoleProgressBar:
 
     @property
     def _percent(self) -> int:
-        """Percentage of completed steps, rounded down: 100 only if no step is left."""
+        """Percentage of completed steps, rounded down: 100 only after the last step."""
         return min(100, 100 * self.progress.step // (self.progress.total_steps or 1))
 
     def _parts(self) -> list[str]:
@@ -83,10 +83,10 @@ _RANK = re.compile(rb"^\[\d+\]", re.MULTILINE)
 
 
 class Console:
-    """Writer to file descriptor `fd`, in the order of the calls to `show`. `bound`: bytes that may be queued.
+    """Thread that writes text to the file descriptor `fd`, in order. `bound`: limit on queued bytes.
 
-    `person`: `fd` may be a terminal that a person reads; a pod's stdout is read by `kubectl logs`.
-    `progress_every_s`: seconds between progress lines in a pipe; 0: a growing gap.
+    `person`: whether a person may read `fd` on a terminal. It is False in a pod, whose stdout `kubectl logs` reads.
+    `progress_every_s`: seconds between progress lines if `fd` is no terminal. If 0, the intervals grow to a minute.
     """
 
     def __init__(self, fd: int, bound: int = _BOUND, person: bool = False, progress_every_s: float = 0.0) -> None:
@@ -105,7 +105,7 @@ class Console:
         self._thread.start()
 
     def show(self, text: bytes) -> None:
-        """Queue `text`, which ends with a newline. Does not block."""
+        """Queue `text`, which ends with a newline. Does not block; text beyond the limit is only counted."""
         with self._changed:
             if self._is_lost:
                 return
@@ -118,14 +118,16 @@ class Console:
             self._queue(text)
 
     def progress_gap_s(self, lines: int) -> float:
-        """Return the seconds before the next progress line, after `lines` of them. A terminal shows only the newest, a
-        pipe shows all: there the gap grows to a minute, unless the user has set it."""
+        """Return the seconds until the next progress line. `lines`: number of progress lines that were already printed.
+
+        A terminal shows only the newest line. Elsewhere the interval grows to a minute, unless the user has set it.
+        """
         if self._terminal:
             return 0.1
         return self._progress_every_s or min(60.0, 2.0 ** min(lines - 1, 6))
 
     def show_progress(self, bar: ConsoleProgressBar | None, text: str) -> None:
-        """Show `text`, a line or nothing. On a terminal, `bar` replaces `text` and the previous bar."""
+        """Show the progress: on a terminal as `bar`, which replaces the previous one, otherwise as the line `text`."""
         if not self._terminal:
             self.show(text.encode())
             return
@@ -134,7 +136,7 @@ class Console:
             self._queue(b"")
 
     def close(self, timeout_s: float) -> None:
-        """Write the queue for at most `timeout_s`, clear the progress line, and stop."""
+        """Write the queued text for at most `timeout_s`, clear the progress line, and end the thread."""
         with self._changed:
             if self._left_out:
                 self._queue(b"[ringtrain] %d lines were not shown here; they are in job.log\n" % self._left_out)
@@ -148,8 +150,7 @@ class Console:
         self._changed.notify_all()
 
     def _above_progress(self, text: bytes) -> bytes:
-        """Return `text` in place of the progress line, followed by that line. The line is shortened, because one that
-        wraps could not be cleared."""
+        """Return bytes that write `text` above the progress line. That line is cut to the terminal's width."""
         columns = _terminal_columns(self._fd) - len("^C")
         line = b"" if self._progress is None else self._progress.line(columns).encode()
         if os.environ.get("NO_COLOR"):
@@ -176,7 +177,7 @@ class Console:
 
 
 def _terminal_columns(terminal: int) -> int:
-    """Return the width of `terminal`, or the default if it is unknown."""
+    """Return the width of `terminal` in columns; 80 if it is unknown."""
     try:
         return os.get_terminal_size(terminal).columns or _USUAL_COLUMNS
     except OSError:

@@ -1,5 +1,4 @@
-"""Registry of live data workers, the launcher's only part in the input pipeline. Ranks read from data workers
-directly."""
+"""List of live data workers, which the launcher sends to ranks. Ranks connect to data workers directly."""
 
 import logging
 import threading
@@ -13,10 +12,11 @@ log = logging.getLogger(__name__)
 
 
 class DataMembers:
-    """Data workers that have announced themselves. Thread-safe; `clock` is monotonic.
+    """Data workers that send heartbeats to the launcher. Thread-safe; `clock` is monotonic.
 
-    A data worker that is silent for `lost_after_s` is removed. A launcher that has just started does not know the data
-    workers: until one announces itself it sends no list, and ranks continue with the ones they know.
+    A data worker that is silent for `lost_after_s` is removed. A launcher that has just started knows no data workers.
+    Until a data worker has sent a heartbeat, the launcher sends no list, and ranks continue with the data workers that
+    they know.
     """
 
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
@@ -28,8 +28,7 @@ class DataMembers:
         self._sent: tuple[tuple[DataMember, ...] | None, str, str] = None, "", ""
 
     def announce(self, member: DataMember) -> str:
-        """Record a heartbeat; return the reason for a refusal, or "". A new process replaces the previous one of its
-        index."""
+        """Record a heartbeat of a data worker; return the reason if it is refused, otherwise ""."""
         config = self._config
         if member.job_uid != config.job.uid:
             return f"job uid {member.job_uid!r}; this launcher is of {config.job.uid!r}"
@@ -45,14 +44,15 @@ class DataMembers:
         return ""
 
     def text_since(self, version: str) -> str:
-        """Return the members file for ranks, or "" if `version` is current or nothing is known."""
+        """Return the content of the ranks' file of data workers; "" if `version` is current or none is known."""
         if not self._config.data_workers:
             return ""
         text, known = self._text()
         return "" if known == version else text
 
     def _text(self) -> tuple[str, str]:
-        """Return the members file and its digest. Rebuilt only if a data worker has joined or left."""
+        """Return the content of the file of data workers, and its digest. The content changes only if a data worker
+        joins or leaves."""
         alive = self._live_members()
         members = tuple(alive.values())
         if not alive and self._clock() < self._knows_from:
@@ -63,7 +63,7 @@ class DataMembers:
         return self._sent[1:]
 
     def status(self) -> dict[str, Any]:
-        """Return the entry of `/status`, without the waiting time that ranks report."""
+        """Return the entry about data workers in `/status`."""
         alive = self._live_members()
         with self._lock:
             known = {index: member for index, (member, _) in sorted(self._announced.items())}

@@ -1,4 +1,5 @@
-"""The host discovery script of an elastic run: reads the hosts and slots that are requested now."""
+"""Host discovery of an elastic run: run the user's script, and start agents and request ranks on the hosts that the
+script prints."""
 
 import logging
 import os
@@ -25,23 +26,23 @@ _MOST_BYTES: Final = 64 << 10
 
 
 class RunWorld(Protocol):
-    """The part of an elastic run's world that host discovery needs."""
+    """Methods of an elastic run's backend that host discovery calls."""
 
     def request_slots(self, slots: frozenset[int]) -> None:
-        """Request ranks in `slots`."""
+        """Request a rank in each of `slots`."""
 
     def workers_in_use(self) -> frozenset[int]:
-        """Return the workers whose agents the current world, or the one being formed, needs."""
+        """Return the worker indexes that the current world needs, or the world that is being formed."""
 
     def attached_workers(self) -> frozenset[int]:
-        """Return the workers whose agents are connected."""
+        """Return the worker indexes whose agents are connected."""
 
     def failed_processes(self) -> Mapping[tuple[int, int], str]:
-        """Return ranks that failed by themselves or were killed: by slot and life, a description."""
+        """Return a message for each rank process that failed by itself or was killed, by slot and process number."""
 
 
 class HostDiscovery:
-    """Thread that runs `script` every second and adapts the requested slots and the hosts' agents.
+    """Thread that runs `script` every second and adapts the requested slots and the agents to the listed hosts.
 
     A script that fails, or prints an invalid list, is logged once, and its last valid output stays in force.
     """
@@ -64,7 +65,7 @@ class HostDiscovery:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop running the script. Agents are not changed."""
+        """Stop running the script. Agents continue."""
         self._closed.set()
         self._thread.join(_DEADLINE_S)
 
@@ -86,11 +87,13 @@ class HostDiscovery:
         if self._agents is None:
             check_only_here(hosts)
         if (count := sum(hosts.values())) < self._rules.min_ranks:
-            raise ConfigurationError(f"it lists {count} slots; expected {self._rules.min_ranks} or more (--min-np)")
+            raise ConfigurationError(
+                f"the script lists {count} slots; expected {self._rules.min_ranks} or more (--min-np)"
+            )
         return hosts
 
     def _see(self, now: float) -> None:
-        """Record new agent ends and rank failures in the host table."""
+        """Record agents that have ended and ranks that have failed in the table of hosts."""
         if self._agents is None:
             return
         for worker in self._world.attached_workers():
@@ -105,27 +108,27 @@ class HostDiscovery:
             log.warning("%s", text)
 
     def _move(self, now: float) -> None:
-        """Start agents for workers that need ranks, and release agents that have none."""
+        """Start agents on hosts that need one, and end agents whose hosts are no longer used."""
         if self._agents is None:
             return
         running = self._agents.running()
         for worker in self._table.idle(running, self._world.workers_in_use()):
-            log.info("host %s is released", self._table.host_of(worker))
+            log.info("ending the agent on host %s, which is no longer used", self._table.host_of(worker))
             self._agents.dismiss(worker)
         # An agent whose ssh connection broke may still run. A second one would be refused.
         for worker, host in self._table.due(running | self._world.attached_workers(), now):
             others = [name for name in self._table.machines if name != host]
-            log.info("worker %d is started on host %s", worker, host)
+            log.info("starting worker %d on host %s", worker, host)
             self._agents.start(worker, host, others)
 
     def _warn_of_problem(self, problem: str) -> None:
         if problem != self._problem and not self._closed.is_set():
-            log.error("host discovery script %s: %s; its last answer holds", self._script, problem)
+            log.error("host discovery script %s: %s; its last valid output remains in use", self._script, problem)
         self._problem = problem
 
 
 def run_discovery_script(script: str, deadline_s: float, closed: threading.Event) -> str:
-    """Return the output of the shell command `script`.
+    """Run the shell command `script`; return its output.
 
     Raises ConfigurationError if it fails, exceeds `deadline_s`, or `closed` is set.
     """
@@ -134,13 +137,13 @@ def run_discovery_script(script: str, deadline_s: float, closed: threading.Event
     try:
         output, errors = _read_discovered_hosts(process, time.monotonic() + deadline_s, closed)
     except subprocess.TimeoutExpired:
-        raise ConfigurationError(f"it took longer than {deadline_s:g} s") from None
+        raise ConfigurationError(f"the script took longer than {deadline_s:g} s") from None
     finally:
         signal_group(process.pid, signal.SIGKILL)
         process.wait()
     if process.returncode:
         said = errors.decode(errors="replace").strip().splitlines()
-        raise ConfigurationError(f"it exited with {process.returncode}" + (f" ({said[-1]})" if said else ""))
+        raise ConfigurationError(f"the script exited with {process.returncode}" + (f" ({said[-1]})" if said else ""))
     return output[:_MOST_BYTES].decode(errors="replace")
 
 

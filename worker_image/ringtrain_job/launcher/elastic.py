@@ -1,4 +1,4 @@
-"""Backend of an elastic job: applies the decisions of the state machine in `launcher/generation.py`."""
+"""Backend of an elastic job: executes the decisions of the state machine in `launcher/generation.py`."""
 
 import logging
 import signal
@@ -33,7 +33,7 @@ _LOOK_S = 0.5
 
 
 class ElasticBackend:
-    """Backend of an elastic job: advances the state machine, sends its orders, logs each change of the world."""
+    """Backend of an elastic job: evaluates the state machine, sends its orders to agents, logs changes of the world."""
 
     def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
         config, snapshot = context.config, context.status
@@ -54,7 +54,7 @@ class ElasticBackend:
         kept = self._journal.read() if snapshot.store.resumed else None
         if kept is None:
             # The start number is higher than any order of an earlier launcher.
-            known = settings.formation
+            known = settings.known_generation
             orders = GenerationOrders(number=time.time_ns() // 1_000_000, urgent=known > 0)
             self._state = GenerationState(number=known + 1, orders=orders)
             self._asked = frozenset(range(0 if settings.discovery_script else settings.start_ranks))
@@ -70,7 +70,7 @@ class ElasticBackend:
         return len(self._state.members)
 
     def begin(self) -> None:
-        """Start the host discovery script, if the job has one."""
+        """Start the host discovery script if the run has one."""
         script, hosts, rules = self._settings.discovery_script, self._hosts, self._settings.rules
         if not script:
             return
@@ -81,8 +81,10 @@ class ElasticBackend:
         self._discovery = HostDiscovery(script, table, rules, self, hosts)
 
     def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
-        """Return the verdict, or HandOver, after a stop request. The whole job is stopped if a person or all agents
-        request it; otherwise only this pod is deleted."""
+        """Return a verdict if the job must stop: a person or all agents request it, or no rank has started.
+
+        Otherwise only this pod is deleted. Return None at first, and HandOver some seconds later.
+        """
         self._requested_at = self._clock() if self._requested_at is None else self._requested_at
         if by_person or self._gang.all_leaving() or not self._gang.any_rank_started():
             view = WorldView(self._gang.slots(), self._asked)
@@ -100,17 +102,17 @@ class ElasticBackend:
         self._end_discovery()
 
     def may_end(self) -> bool:
-        """Return whether the attempt may end once all ranks have succeeded."""
+        """Return whether the attempt may end as soon as all ranks have succeeded."""
         return True
 
     def before_preparing(self) -> None:
-        """Hook: the next generation is about to be prepared."""
+        """Hook for subclasses: called before the next generation is prepared."""
 
     def after_forming(self, order: Formed) -> None:
-        """Hook: agents have received the order to start a new generation."""
+        """Hook for subclasses: called after agents have received the order to begin a new generation."""
 
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
-        """Return the verdict if the process that starts the ranks has failed, else None."""
+        """Hook for subclasses: return a verdict if the process that starts the ranks has failed; None otherwise."""
         return None
 
     def _end_discovery(self) -> None:
@@ -119,7 +121,7 @@ class ElasticBackend:
             self._discovery = None
 
     def request_workers(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
-        """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's bounds.
+        """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's limits.
 
         `gone`: for each worker, the incarnation of the newest pod that is known to have ended.
         """
@@ -133,15 +135,16 @@ class ElasticBackend:
         self.request_slots(frozenset(range(workers * slots)))
 
     def request_slots(self, slots: frozenset[int]) -> None:
-        """Request ranks in `slots`."""
+        """Request a rank in each of `slots`."""
         with self._lock:
             if slots != self._asked:
-                log.info("ranks that are wanted: %d, %d until now", len(slots), len(self._asked))
+                log.info("number of requested ranks is now %d, was %d", len(slots), len(self._asked))
                 self._asked = slots
         self._gang.notice()
 
     def workers_in_use(self) -> frozenset[int]:
-        """Return the workers with a rank in the running generation; while one is being formed, all workers."""
+        """Return the worker indexes with a rank in the running generation; all worker indexes while a generation is
+        being formed."""
         with self._lock:
             state = self._state
         if state.phase is not GenerationPhase.RUNNING:
@@ -149,11 +152,11 @@ class ElasticBackend:
         return frozenset(process.slot // self._config.slots for process in state.members)
 
     def attached_workers(self) -> frozenset[int]:
-        """Return the workers whose agents are connected."""
+        """Return the worker indexes whose agents are connected."""
         return self._gang.attached_workers()
 
     def failed_processes(self) -> dict[tuple[int, int], str]:
-        """Return ranks that failed, but not because of another rank: by slot and life, a description."""
+        """Return a message for each failed rank process that did not only lose a peer, by slot and process number."""
         found = {}
         for exit in self._gang.view().exits:
             state = exit.state
@@ -163,7 +166,7 @@ class ElasticBackend:
         return found
 
     def tick(self) -> Verdict | None:
-        """Evaluate the state machine and apply its decision; return the verdict once the attempt has ended."""
+        """Evaluate the state machine and execute its decision; return the verdict once the attempt has ended."""
         now, changes = self._clock(), self._gang.changes
         if changes == self._seen and now - self._looked < _LOOK_S:
             return None
@@ -189,7 +192,7 @@ class ElasticBackend:
             self._journal.write(decided.state, self._asked)
         if decided.state.times.stateless_at is not None and before.times.stateless_at is None:
             limit = self._settings.rules.replace_timeout_s
-            lacking = "no rank with the state of formation %d is heard of; waiting for one, at most %g s"
+            lacking = "no connected rank has the training state of generation %d; waiting at most %g s for one"
             log.warning(lacking, before.formed, limit)
         with self._lock:
             self._state = decided.state
@@ -197,7 +200,7 @@ class ElasticBackend:
             self.before_preparing()
             self._gang.give(decided.order)
         elif isinstance(decided.order, Formed):
-            self._form(decided.order, new=before.formed != decided.order.formation)
+            self._form(decided.order, new=before.formed != decided.order.generation)
         self._log_joined_world(view)
         return None
 
@@ -224,19 +227,19 @@ class ElasticBackend:
         self._note_members()
         if self._snapshot.running_since is None:
             self._snapshot.running_since = time.time()
-        world = self._gang.world_of(order.formation, order.members, self._sites_of_workers())
+        world = self._gang.world_of(order.generation, order.members, self._sites_of_workers())
         world = replace(world, committed=order.committed)
         self._gang.give(Form(world, tuple(sorted(order.slots)), order.number))
         if new:
             self.after_forming(order)
 
     def _sites_of_workers(self) -> dict[int, str]:
-        """Return the sites of workers whose agents have registered; empty for a job without sites."""
+        """Return the site name of each worker whose agent has registered; empty for a job without sites."""
         came = self._gang.registrations() if self._sites.are_named else {}
         return {worker: self._sites.of(worker, one.node) for worker, one in came.items()}
 
     def _slots(self) -> dict[int, SlotView]:
-        """Return all slots. A worker whose site is not known yet counts as not registered."""
+        """Return the state of all slots. Workers whose site is still unknown appear as not registered."""
         slots = dict(self._gang.slots())
         members = {process.slot for process in self._state.members}
         named = self._sites_of_workers()
@@ -251,11 +254,11 @@ class ElasticBackend:
             self._snapshot.keep_ranks(members)
 
     def _log_decision(self, before: GenerationState, after: GenerationState, view: WorldView, gang: GangView) -> None:
-        """Log one line for each change of the world."""
+        """Log each change of the world in one line."""
         if after.phase is GenerationPhase.RUNNING:
             if before.phase is not GenerationPhase.RUNNING:
                 names = in_ranges(process.slot for process in after.members)
-                log.info("formation %d is made of slots %s", after.number, names)
+                log.info("generation %d consists of slots %s", after.number, names)
                 self._log_state_lost(before, after, gang)
             return
         if after.number == before.number:
@@ -263,27 +266,27 @@ class ElasticBackend:
         if after.orders.urgent:
             cause = self._losses.cause(before, gang)
             why = cause.message if cause else "a rank has left its world"
-            log.warning("formation %d is lost: %s; formation %d is prepared", before.formed, why, after.number)
+            log.warning("generation %d has lost a rank: %s; preparing generation %d", before.formed, why, after.number)
             return
         log.info(
-            "formation %d is prepared: %s; ranks leave formation %d at their next commit",
+            "preparing generation %d: %s; ranks leave generation %d at their next commit",
             after.number,
             _change_reason(before, view),
             before.formed,
         )
 
     def _log_state_lost(self, before: GenerationState, after: GenerationState, gang: GangView) -> None:
-        """Record and log a loss of state: training starts again from scratch or from an older commit."""
+        """Log and record a loss of the training state, after which training restarts from an older step."""
         survivors = {process.member for process in before.members} & {process.member for process in after.members}
         now, then = after.steps, before.steps
         lost_now = now.training < now.committed and then.training == then.committed
         if not before.formed or (survivors and not lost_now) or self._settings.rules.restarts:
             return
-        anew = "begins at its last checkpoint, or anew without one"
+        anew = "restarts from its last checkpoint, or from the beginning without one"
         message = (
-            f"no rank is left that has the state of formation {before.formed}: training "
-            f"{f'goes on from commit {now.training}' if now.training else anew}; "
-            f"what was done since, up to step {then.highest}, is lost"
+            f"no remaining rank has the training state of generation {before.formed}: training "
+            f"{f'continues from commit {now.training}' if now.training else anew}; "
+            f"later steps, up to step {then.highest}, are lost"
         )
         log.warning("%s", message)
         cause = self._losses.cause(before, gang) or Failure(Reason.RANK_FAILED, "")
@@ -300,7 +303,7 @@ class ElasticBackend:
         losses = state.losses
         more = f", {losses.last_recovery_s:.1f} s after the loss" if losses.recoveries > self._recoveries else ""
         self._recoveries = losses.recoveries
-        log.info("formation %d runs, ranks: %d%s", state.number, len(state.members), more)
+        log.info("generation %d is running, ranks: %d%s", state.number, len(state.members), more)
 
     def _finished(self, view: WorldView) -> int:
         return sum(at is Standing.FINISHED for at in member_standings(self._state, view).values())
@@ -317,7 +320,7 @@ class ElasticBackend:
 
     def _failure(self, end: AttemptEnd, cause: Failure | None, gang: GangView, view: WorldView) -> Failure:
         rules = self._settings.rules
-        known = cause or Failure(Reason.RANK_FAILED, "a rank has ended, and its exit code is unknown", end.slot)
+        known = cause or Failure(Reason.RANK_FAILED, "a rank has ended with an unknown exit code", end.slot)
         because = f": {cause.message}" if cause else ""
         match end.ruin:
             case Ruin.NOT_ASSEMBLED:
@@ -329,41 +332,43 @@ class ElasticBackend:
                 message = f"fewer than {rules.min_ranks} ranks for {waited:g} s{because}"
                 return replace(known, reason=RUIN_REASON[end.ruin], message=message)
             case Ruin.GENERATION_LIMIT:
-                message = f"the world was made {rules.formation_limit} times, which is the limit{because}"
+                message = f"the job has had {rules.generation_limit} generations, the limit (formationLimit){because}"
                 return replace(known, reason=Reason.RANK_FAILED, message=message)
             case Ruin.NOT_FENCED:
                 worker = gang.worker_of(end.slot or 0)
                 message = (
-                    f"rank {end.slot} has not left formation {self._state.formed} in {3 * rules.timeout_s:g} s, "
-                    "and its agent could not end it"
+                    f"rank {end.slot} has not left generation {self._state.formed} within {3 * rules.timeout_s:g} s, "
+                    "and its agent could not kill it"
                 )
                 return Failure(Reason.RANK_FAILED, message, end.slot, worker.pod, worker.node)
             case Ruin.ALL_FAILED:
-                return replace(known, message=f"{known.message}; all ranks ended by an error of their own")
+                return replace(known, message=f"{known.message}; all ranks failed by themselves")
             case Ruin.FRUITLESS:
-                message = f"{FRUITLESS_GENERATIONS} formations ended by an error of a rank before a step was made"
+                message = (
+                    f"{FRUITLESS_GENERATIONS} generations ended by an error of a rank before any step was completed"
+                )
                 return replace(known, message=f"{message}{because}")
             case Ruin.NO_SURVIVOR:
-                return replace(known, message=f"{known.message}; the other ranks had finished")
+                return replace(known, message=f"{known.message}; all other ranks had already finished")
             case _:
-                return replace(known, message=f"{known.message}, three times without a step between")
+                return replace(known, message=f"{known.message}, three times without a completed step in between")
 
 
 def open_elastic(context: BackendContext) -> ElasticBackend | None:
-    """Return the backend of an elastic job whose agents start the ranks; None for another job."""
+    """Return the backend of an elastic job whose agents start the ranks; None for any other job."""
     config = context.config
     return ElasticBackend(context) if config.elastic is not None and config.agents_start_ranks else None
 
 
 def _change_reason(before: GenerationState, view: WorldView) -> str:
-    """Return the reason for a new generation that no loss requires."""
+    """Return why a new generation is prepared although no rank was lost."""
     leaving = sorted({slot.worker for slot in view.slots.values() if slot.leaving and not slot.lost})
     inside = {process.slot for process in before.members}
     if leaving:
-        return f"worker(s) {in_ranges(leaving)} were asked to stop"
+        return f"worker(s) {in_ranges(leaving)} must stop"
     if inside - view.asked:
-        return f"{len(inside - view.asked)} rank(s) are not wanted any more"
-    return "more ranks have come"
+        return f"{len(inside - view.asked)} rank(s) are no longer requested"
+    return "more ranks are ready to join"
 
 
 def _not_assembled_message(config: LauncherConfig, least: int, view: WorldView) -> str:

@@ -1,4 +1,4 @@
-"""End conditions of an elastic attempt: its program has ended, or a further generation cannot help."""
+"""Conditions under which an elastic attempt ends: the program has finished, or a new generation could not help."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _OWN_SIGNALS = frozenset({"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL"})
 
 
 class Ruin(StrEnum):
-    """Reason why an attempt cannot continue."""
+    """Reason why an elastic attempt cannot continue."""
 
     NOT_ASSEMBLED = "not assembled"
     TOO_FEW = "too few"
@@ -36,7 +36,8 @@ RUIN_REASON = {Ruin.NOT_ASSEMBLED: Reason.NOT_ASSEMBLED, Ruin.TOO_FEW: Reason.AG
 
 @dataclass(frozen=True)
 class AttemptEnd:
-    """End of the attempt. `ruin`: None if it succeeded; `slot`: the slot that caused it, if any."""
+    """End of an elastic attempt. `ruin`: reason of the failure; None after a success. `slot`: slot whose process caused
+    the failure."""
 
     ruin: Ruin | None = None
     slot: int | None = None
@@ -44,9 +45,10 @@ class AttemptEnd:
 
 @dataclass(frozen=True)
 class OwnFailures:
-    """Consecutive processes of a slot that ended by an error of the program.
+    """Count of a slot's consecutive processes that failed by an error of the program itself.
 
-    `at`: number of step advances at the last failure. `highest`: highest step then. `text`: last line of the error.
+    `instance`, `life`: agent and number of the last failed process. `at`: number of step advances at the last failure.
+    `highest`: highest step at that time. `text`: last line of the error.
     """
 
     slot: int
@@ -60,13 +62,13 @@ class OwnFailures:
 
 @dataclass(frozen=True)
 class TrainingSteps:
-    """Progress of the training.
+    """Progress of an elastic training, in steps.
 
-    `highest`: highest step seen. `last`: step seen last, lower than `highest` after training restarted from a
-    checkpoint. `advances`: number of increases of the step. `training`: step committed by the current training.
-    `committed`: the same or, until the current training passes it, the step committed by the training whose state was
-    lost. `held`: last generation in which a step was committed, or that ranks left by plan: all its members had the
-    state.
+    `highest`: highest step seen. `last`: step seen last; it is lower than `highest` after training restarted from a
+    checkpoint. `advances`: number of increases of the step. `training`: last step committed by the current training.
+    `committed`: the highest committed step. If state was lost, `committed` is above `training` until the current
+    training passes it. `held`: last generation in which a step was committed or which ranks left in a planned change,
+    so that all its members had the state.
     """
 
     highest: int = 0
@@ -79,8 +81,11 @@ class TrainingSteps:
 
 @dataclass(frozen=True)
 class LossRecord:
-    """Losses of an attempt. `failures`: see OwnFailures. `fruitless`: generations since the last step in which a
-    process ended by an error of the program."""
+    """Losses of an elastic attempt.
+
+    `failures`: failures of each slot's processes. `fruitless`: generations, begun since a step was last completed, in
+    which a process failed by itself.
+    """
 
     failures: tuple[OwnFailures, ...] = ()
     fruitless: tuple[int, ...] = ()
@@ -90,7 +95,7 @@ class LossRecord:
 
 
 def is_own_error(state: RankState) -> bool:
-    """Return whether a process ended by an error of the program, not because it lost a peer or was killed."""
+    """Return whether a process failed by itself, not because it lost a peer or was killed from outside."""
     if state.phase is not RankPhase.FAILED or lost_peer(state.log_tail, -1) is not None:
         return False
     return not state.signal or state.signal in _OWN_SIGNALS
@@ -99,11 +104,12 @@ def is_own_error(state: RankState) -> bool:
 def count_failures(
     known: Sequence[OwnFailures], slots: Sequence[SlotView], steps: TrainingSteps, *, survivors: bool
 ) -> tuple[OwnFailures, ...]:
-    """Return `known` updated with new failures. If there are `survivors`, processes that were never in a world do not
-    count.
+    """Return `known` with new failures of `slots` added. `steps`: progress of the training.
 
-    A training that restarted from a checkpoint continues at a lower step, and its steps count as progress. The same
-    error before the training has passed the step of its previous occurrence counts as a repetition.
+    `survivors`: whether any member survived. If True, processes that were never in a world do not count. A failure adds
+    1 to the slot's count if no step was completed since the slot's previous failure, or if the error has the same text
+    and training has not passed the highest step at that time. Any other failure sets the count to 1. Steps that are
+    repeated after a restart from a checkpoint are completed steps.
     """
     failures = {mark.slot: mark for mark in known}
     for slot in slots:
@@ -122,13 +128,13 @@ def count_failures(
 
 
 def _is_state_lost(text: str) -> bool:
-    """Return whether a process ended because part of the state was lost with other ranks. It resumes from a
+    """Return whether the error says that training state was lost with other ranks. A restart then resumes from a
     checkpoint."""
     return f"{StateLost.__name__}:" in text
 
 
 def _may_follow_from_loss(text: str) -> bool:
-    """Return whether another generation may help ranks that all ended with this error.
+    """Return whether a new generation may help although all ranks failed with the error `text`.
 
     If ranks are lost while they send the state, a rank that received it and a rank that has just started make different
     calls.
@@ -137,7 +143,7 @@ def _may_follow_from_loss(text: str) -> bool:
 
 
 def _all_slots_failed(where: Mapping[MemberProcess, Standing], failures: Sequence[OwnFailures]) -> bool:
-    """Return whether every member ended by an error of the program, which would occur again."""
+    """Return whether every member failed by an error of the program that would happen again."""
     own = {(mark.slot, mark.instance, mark.life) for mark in failures if not _may_follow_from_loss(mark.text)}
     return bool(where) and all((process.slot, process.instance, process.life) in own for process in where)
 
@@ -145,7 +151,11 @@ def _all_slots_failed(where: Mapping[MemberProcess, Standing], failures: Sequenc
 def find_elastic_attempt_end(
     where: Mapping[MemberProcess, Standing], losses: LossRecord, view: WorldView, *, restarts: bool
 ) -> AttemptEnd | None:
-    """Return the end of the attempt, or None. `where`: standing of the members of the last generation."""
+    """Return the end of the attempt; None if it continues.
+
+    `where`: states of the last generation's members. `losses`: recorded failures. `view`: states of all slots.
+    `restarts`: whether every generation starts new processes.
+    """
     worst = max(losses.failures, key=lambda mark: mark.count, default=None)
     if worst is not None and worst.count >= OWN_FAILURES:
         return AttemptEnd(Ruin.OWN_ERROR, worst.slot)

@@ -1,10 +1,9 @@
-"""State of all agents of an attempt, and the order they have: one lock, one condition, no I/O."""
+"""States of all agents of an attempt, and the newest order for them. Protected by one lock; does no I/O."""
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
-from ringtrain.shared.address import host_port
 from ringtrain_job.control.model import (
     ENDED,
     AgentState,
@@ -16,39 +15,26 @@ from ringtrain_job.control.model import (
     Registration,
     World,
 )
+from ringtrain_job.launcher.agents import (
+    RankViews,
+    RegisteredAgent,
+    exit_key,
+    registration_mismatch,
+    relevant_state,
+    state_supersedes,
+    waiting_rank_state,
+)
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.members import MemberProcess, SlotView
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView
-
-
-@dataclass
-class RegisteredAgent:
-    """One registered agent.
-
-    `streams`: number of open order streams. `attached`: it has had one since its last registration. `contact_at`: time
-    of its last call. `order`: number of the newest order that it had when it sent its state. `not_for_it`: the order in
-    force when it replaced a lost agent, which was for that agent's processes. `exits`: for each rank, the exit of the
-    newest process, or of the first failed process in this life. `cached_view`: view of this agent while it is in
-    contact. `slots_seen`: cached views of its slots, and the inputs they were computed from.
-    """
-
-    registration: Registration
-    contact_at: float
-    streams: int = 0
-    attached: bool = False
-    drained: bool = False
-    leaving: str = ""
-    leaving_since: float = 0.0
-    order: int = 0
-    not_for_it: Order | None = None
-    states: dict[int, RankState] = field(default_factory=dict)
-    exits: dict[int, RankExit] = field(default_factory=dict)
-    cached_view: WorkerView | None = None
-    slots_seen: tuple[object, dict[int, SlotView]] | None = None
+from ringtrain_job.launcher.worlds import make_generation_world
 
 
 class Gang:
-    """All agents of the attempt. Thread-safe; `clock` is monotonic, in seconds."""
+    """All agents of the attempt, with the newest order for them. Thread-safe; `clock` is monotonic, in seconds.
+
+    Methods name an agent by its worker `index` and by `instance`, the id of its process.
+    """
 
     def __init__(self, config: LauncherConfig, clock: Callable[[], float]) -> None:
         self._config = config
@@ -73,16 +59,20 @@ class Gang:
         self.on_order: Callable[[], None] = lambda: None
         self._lives: dict[int, int] = {}
         # Cached result of `view`, and the workers whose ranks have changed since.
-        self._seen = _RankViews.of(config.world_size)
+        self._seen = RankViews.of(config.world_size)
         # Worker on which each rank was seen last, if ranks move.
         self._placed: dict[int, int] = {}
         self._new: set[int] = set()
         self._lost_incarnations: dict[int, int] = {}
 
     def register(self, registration: Registration) -> Refusal | None:
-        """Register an agent; return the reason if it is refused. One instance may register repeatedly."""
+        """Register an agent, possibly again; return the reason if it is refused, otherwise None."""
         with self._changed:
-            refusal = self._mismatch(registration) or self._ended(registration) or self._duplicate(registration)
+            refusal = (
+                registration_mismatch(self._config, registration)
+                or self._ended(registration)
+                or self._duplicate(registration)
+            )
             if refusal is not None:
                 self._notify()
                 return refusal
@@ -101,66 +91,68 @@ class Gang:
             return None
 
     def is_vacant(self, registration: Registration) -> bool:
-        """Return whether no other agent occupies the worker index. A lost predecessor may be detected late."""
+        """Return whether no other agent occupies the same worker. The loss of an agent may be noticed late."""
         with self._changed:
             return self._duplicate(registration) is None
 
     def is_replaced(self, index: int, instance: str) -> bool:
-        """Return whether another agent has replaced this one."""
+        """Return whether a newer agent has replaced the agent `instance` of worker `index`."""
         with self._changed:
             agent = self._agents.get(index)
             return agent is not None and agent.registration.instance != instance
 
     def sync(self, index: int, instance: str, state: AgentState) -> bool:
-        """Record an agent's state; return False if the agent is not registered here."""
+        """Record the state that an agent has sent; return False if the agent is not registered."""
         with self._changed:
             agent = self._agent(index, instance)
             if agent is None:
                 return False
-            before = _relevant_state(agent)
+            before = relevant_state(agent)
             self._record_ranks(agent, state.ranks)
             agent.order, agent.drained = state.order, state.drained
             if state.leaving and not agent.leaving:
                 agent.leaving, agent.leaving_since = state.leaving, self._clock()
-            if before != _relevant_state(agent):  # most calls are heartbeats without news
+            if before != relevant_state(agent):  # most calls are heartbeats without news
                 self._notify()
             return True
 
     def record_heartbeat(self, index: int, instance: str) -> bool:
-        """Record a heartbeat without news; return False if the agent is not registered here."""
+        """Record a heartbeat without changes; return False if the agent is not registered."""
         with self._changed:
             return self._agent(index, instance) is not None
 
     def attach(self, index: int, instance: str) -> bool:
-        """Record an opened order stream; return False if the agent is not registered here."""
+        """Record that an agent has opened its stream of orders; return False if the agent is not registered."""
         return self._count_stream(index, instance, 1)
 
     def order_for_another(self, index: int) -> Order | None:
-        """Return the order that was in force when this agent replaced a lost agent, if the order was for the lost
-        agent; otherwise None."""
+        """Return the order that the agent of worker `index` must skip because it was meant for its lost predecessor.
+
+        Return None if there is no such order.
+        """
         with self._changed:
             agent = self._agents.get(index)
             return agent.not_for_it if agent else None
 
     def detach(self, index: int, instance: str) -> None:
-        """Record a closed order stream."""
+        """Record that an agent's stream of orders was closed."""
         self._count_stream(index, instance, -1)
 
     def give(self, order: Order) -> None:
-        """Set the order for every agent."""
+        """Set the newest order, which goes to all agents."""
         with self._changed:
             self.order = order
             self._notify()
         self.on_order()
 
     def notice(self) -> None:
-        """Wake waiting threads after a change outside the gang."""
+        """Wake threads in `wait`, after a change outside this object."""
         with self._changed:
             self._notify()
 
     def mark_workers_lost(self, gone: Mapping[int, int]) -> None:
-        """Mark agents as lost although they were in contact recently: the operator knows that no container of their
-        pods runs any more. `gone`: for each worker, the newest incarnation that has ended."""
+        """Mark agents as lost because the operator knows that their pods have ended. `gone`: number of the newest ended
+        pod, by worker."""
         with self._changed:
             before = dict(self._lost_incarnations)
             for index, incarnation in gone.items():
@@ -169,13 +161,13 @@ class Gang:
                 self._notify()
 
     def lost_workers(self) -> frozenset[int]:
-        """Return workers that had registered and have been silent for so long that they count as lost."""
+        """Return the registered workers that have been silent so long that they count as lost."""
         with self._changed:
             now = self._clock()
             return frozenset(index for index, agent in self._agents.items() if self._is_quiet(agent, now))
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until something changes, for at most `timeout_s`."""
+        """Wait until something changes, at most `timeout_s`."""
         with self._changed:
             self._changed.wait(timeout_s)
 
@@ -190,44 +182,45 @@ class Gang:
         return len(self._agents)
 
     def any_rank_started(self) -> bool:
-        """Return whether an agent has started ranks. Before the first order these are ranks of an earlier launcher."""
+        """Return whether any agent has started ranks. Before the first order, only an earlier launcher can have ordered
+        that."""
         with self._changed:
             return any(agent.states for agent in self._agents.values())
 
     def life(self, slot: int) -> int:
-        """Return the highest life of a slot that any agent has reported, or 0."""
+        """Return the number of the newest process in a slot, as reported by any agent; 0 if none."""
         with self._changed:
             return self._lives.get(slot, 0)
 
     def fresh_workers(self) -> list[int]:
-        """Return the registered workers that have not started any rank."""
+        """Return the registered workers that have not started any ranks."""
         with self._changed:
             return sorted(index for index, agent in self._agents.items() if not agent.states)
 
     def attached_workers(self) -> frozenset[int]:
-        """Return the workers whose agents have an open order stream."""
+        """Return the workers whose agents have an open stream of orders."""
         with self._changed:
             return frozenset(index for index, agent in self._agents.items() if agent.streams)
 
     def all_drained(self) -> bool:
-        """Return whether every agent that is not lost has sent all its data."""
+        """Return whether all agents, except lost ones, have sent all output and have no running ranks."""
         with self._changed:
             now = self._clock()
             return all(agent.drained for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_leaving(self) -> bool:
-        """Return whether every agent that is not lost received SIGTERM from outside, for example from the kubelet."""
+        """Return whether all agents, except lost ones, have received SIGTERM, for example from the kubelet."""
         with self._changed:
             now = self._clock()
             return all(agent.leaving for agent in self._agents.values() if not self._is_quiet(agent, now))
 
     def all_detached(self) -> bool:
-        """Return whether no agent has an open order stream."""
+        """Return whether no agent has an open stream of orders."""
         with self._changed:
             return not any(agent.streams for agent in self._agents.values())
 
     def slots(self) -> dict[int, SlotView]:
-        """Return the current view of all slots, including those without an agent."""
+        """Return the current state of all slots, including those of workers without an agent."""
         with self._changed:
             now = self._clock()
             found: dict[int, SlotView] = {}
@@ -236,16 +229,16 @@ class Gang:
             return found
 
     def world_of(
-        self, formation: int, members: Sequence[MemberProcess], sites: Mapping[int, str] | None = None
+        self, generation: int, members: Sequence[MemberProcess], sites: Mapping[int, str] | None = None
     ) -> World:
-        """Return the world of `members`, which are in rank order. `sites`: site names by worker, if any."""
+        """Return the world of `generation`. `members`: in rank order. `sites`: site names by worker."""
         with self._changed:
             return make_generation_world(
-                formation, members, {index: agent.registration for index, agent in self._agents.items()}, sites
+                generation, members, {index: agent.registration for index, agent in self._agents.items()}, sites
             )
 
     def view(self) -> GangView:
-        """Return the current view of the gang."""
+        """Return the states that all workers and ranks have now."""
         with self._changed:
             now = self._clock()
             workers = [self._worker_view(index, now) for index in range(self._config.workers)]
@@ -255,17 +248,17 @@ class Gang:
             seen = self._seen
             return GangView(self._config.slots, workers, seen.ranks, seen.exits, seen.placed)
 
-    def _look(self) -> "_RankViews":
-        """Return the views of all ranks, on any worker."""
+    def _look(self) -> "RankViews":
+        """Return the states of all ranks, which may run on any worker."""
         ranks = []
         for rank in range(self._config.world_size):
             agent = self._agents.get(self._placed.get(rank, rank // self._config.slots))
             ranks.append(agent.states.get(rank, waiting_rank_state(rank)) if agent else waiting_rank_state(rank))
         exits = tuple(exit for agent in self._agents.values() for exit in agent.exits.values())
-        return _RankViews(tuple(ranks), exits, dict(self._placed))
+        return RankViews(tuple(ranks), exits, dict(self._placed))
 
-    def _look_again(self) -> "_RankViews":
-        """Return the rank views, recomputed only for workers that have changed."""
+    def _look_again(self) -> "RankViews":
+        """Return the states of all ranks, reading only the workers that have changed."""
         slots, ranks = self._config.slots, list(self._seen.ranks)
         exits = {exit.state.rank: exit for exit in self._seen.exits}
         for index in self._new:
@@ -275,7 +268,7 @@ class Gang:
                 exits.pop(rank, None)
                 if rank in agent.exits:
                     exits[rank] = agent.exits[rank]
-        return _RankViews(tuple(ranks), tuple(exits[rank] for rank in sorted(exits)), {})
+        return RankViews(tuple(ranks), tuple(exits[rank] for rank in sorted(exits)), {})
 
     def _notify(self) -> None:
         self.changes += 1
@@ -305,12 +298,12 @@ class Gang:
         self._new.add(agent.registration.worker_index)
         for state in ranks:
             before = agent.states.get(state.rank)
-            if state.phase is not RankPhase.WAITING and (before is None or _exit_key(before) != _exit_key(state)):
+            if state.phase is not RankPhase.WAITING and (before is None or exit_key(before) != exit_key(state)):
                 self._placed[state.rank] = agent.registration.worker_index
             agent.states[state.rank] = state
             self._lives[state.rank] = max(state.life, self._lives.get(state.rank, 0))
             known = agent.exits.get(state.rank)
-            if state.phase in ENDED and (known is None or _state_supersedes(state, known.state)):
+            if state.phase in ENDED and (known is None or state_supersedes(state, known.state)):
                 agent.exits[state.rank] = RankExit(state, now - state.exited_ago_s)
 
     def _slot_views(self, worker: int, now: float) -> dict[int, SlotView]:
@@ -340,7 +333,7 @@ class Gang:
         )
 
     def _state_of(self, slot: int, agent: RegisteredAgent) -> RankState:
-        """Return the newest process of a slot, on any worker."""
+        """Return the state of a slot's newest process, on whichever worker it runs."""
         if not self.ranks_move:
             return agent.states.get(slot) or waiting_rank_state(slot)
         found = [other.states[slot] for other in self._agents.values() if slot in other.states]
@@ -372,27 +365,12 @@ class Gang:
         return now - self._silent_since(agent) >= (self._silence_s if agent.streams else self._lost_after_s)
 
     def _silent_since(self, agent: RegisteredAgent) -> float:
-        """Return the time of the last call of an agent, or later while others register: among thousands, its call may
-        be queued."""
+        """Return the time of an agent's last call. While other agents register, it may be later than the real call,
+        because calls are queued."""
         return min(max(agent.contact_at, self._arrived), agent.contact_at + self._config.behind_s)
 
     def _is_lost(self, registration: Registration) -> bool:
         return 0 < registration.incarnation <= self._lost_incarnations.get(registration.worker_index, 0)
-
-    def _mismatch(self, registration: Registration) -> Refusal | None:
-        config = self._config
-        compared = (
-            ("job uid", registration.job_uid, config.job.uid),
-            ("attempt", registration.attempt, config.job.attempt),
-            ("slots per worker", registration.slots, config.slots),
-        )
-        for what, theirs, ours in compared:
-            if theirs != ours:
-                return Refusal(f"{what} is {theirs} at the worker and {ours} at the launcher", misconfigured=True)
-        if not 0 <= registration.worker_index < config.workers:
-            reason = f"worker index {registration.worker_index} is not one of the {config.workers} workers (from 0)"
-            return Refusal(reason, misconfigured=True)
-        return None
 
     def _ended(self, registration: Registration) -> Refusal | None:
         if not self._is_lost(registration):
@@ -414,79 +392,6 @@ class Gang:
             long_ago = self._clock() - self._lost_after_s - self._config.behind_s
             agent.contact_at, agent.attached = min(agent.contact_at, long_ago), True
         return Refusal(
-            f"worker {index} is already registered in attempt {registration.attempt} from pod "
-            f"{agent.registration.pod} at {agent.registration.address}; a worker that was restarted joins the "
-            "next attempt"
+            f"worker {index} is already registered in attempt {registration.attempt} from pod {agent.registration.pod} "
+            f"at {agent.registration.address}; a worker that was restarted joins the next attempt"
         )
-
-
-@dataclass(frozen=True)
-class _RankViews:
-    """States and exits of ranks, as a view contains them."""
-
-    ranks: tuple[RankState, ...]
-    exits: tuple[RankExit, ...]
-    placed: Mapping[int, int]
-
-    @staticmethod
-    def of(size: int) -> "_RankViews":
-        return _RankViews(tuple(waiting_rank_state(rank) for rank in range(size)), (), {})
-
-
-def _exit_key(state: RankState) -> tuple[RankPhase, int]:
-    """Return the values that differ between two successive processes of a rank."""
-    return state.phase, state.exit_order
-
-
-def _state_supersedes(state: RankState, known: RankState) -> bool:
-    """Return whether the exit `state` belongs to another process than `known` and replaces it. A rank may be restarted,
-    but a failed one stays failed."""
-    return known.life != state.life or (known.phase is not RankPhase.FAILED and known.exit_order != state.exit_order)
-
-
-def waiting_rank_state(rank: int) -> RankState:
-    """Return the state of a rank that was not started."""
-    return RankState(rank, RankPhase.WAITING)
-
-
-def _relevant_state(agent: RegisteredAgent) -> tuple[object, ...]:
-    ranks = [
-        (rank, state.phase, state.life, state.formation, state.parked, state.joined)
-        for rank, state in agent.states.items()
-    ]
-    return ranks, agent.drained, agent.leaving, agent.order
-
-
-def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None = None) -> World:
-    """Return the world of a complete gang, in the order of `members`. `sites`: site names by worker index, if any."""
-    first = members[0]
-    return World(
-        attempt=first.attempt,
-        ring_addresses=tuple(host_port(m.address, port) for m in members for port in m.ring_ports),
-        tf_addresses=tuple(host_port(m.address, port) for m in members for port in m.tf_ports),
-        master_address=first.address,
-        master_port=first.master_port,
-        sites=tuple(sites[m.worker_index] for m in members for _ in m.ring_ports) if sites else (),
-    )
-
-
-def make_generation_world(
-    formation: int,
-    members: Sequence[MemberProcess],
-    registrations: Mapping[int, Registration],
-    sites: Mapping[int, str] | None = None,
-) -> World:
-    """Return the world of `members`, which are in rank order. `sites`: site names by worker index, if any."""
-    slots = next(iter(registrations.values())).slots  # equal in all registrations; the launcher refuses others
-    agents = [registrations[process.slot // slots] for process in members]
-    placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]
-    return World(
-        attempt=agents[0].attempt,
-        ring_addresses=tuple(host_port(agent.address, agent.ring_ports[local]) for agent, local in placed),
-        tf_addresses=tuple(host_port(agent.address, agent.tf_ports[local]) for agent, local in placed),
-        master_address=agents[0].address,
-        master_port=agents[0].master_port,
-        formation=formation,
-        members=tuple(process.member for process in members),
-        sites=tuple(sites[agent.worker_index] for agent in agents) if sites else (),
-    )

@@ -1,4 +1,4 @@
-"""State machine of an elastic job's generations: when the world changes, and which processes are members.
+"""State machine of an elastic job: decides when a new generation is needed and which processes are its members.
 
 `advance_generation(state, rules, view, now)` is a pure function. It returns the next state, and an order or an end if
 one is due. Generation numbers only grow. A generation is formed only if no process can still be in an earlier one.
@@ -30,10 +30,10 @@ from ringtrain_job.launcher.members import (
 
 @dataclass(frozen=True)
 class Formed:
-    """Order: the members of generation `formation` are chosen, by rank. `committed`: last committed step, even if no
-    member has it."""
+    """Decision that `members`, in rank order, begin `generation`. `committed`: last step that the job has
+    committed."""
 
-    formation: int
+    generation: int
     members: tuple[MemberProcess, ...]
     slots: frozenset[int]
     number: int
@@ -42,7 +42,7 @@ class Formed:
 
 @dataclass(frozen=True)
 class GenerationDecision:
-    """Result of `advance_generation`: the next state, and an order or an end if one is due."""
+    """Result of `advance_generation`: the next state, and an order for agents or the attempt's end if due."""
 
     state: GenerationState
     order: Prepare | Formed | None = None
@@ -52,7 +52,7 @@ class GenerationDecision:
 def advance_generation(
     state: GenerationState, rules: GenerationRules, view: WorldView, now: float
 ) -> GenerationDecision:
-    """Return the state after `view` was observed at `now`, and the order or end that is due."""
+    """Return the next state and the order or end that is due, given the states of all slots (`view`) at time `now`."""
     state = _updated_state(state, rules, view, now)
     end = find_elastic_attempt_end(member_standings(state, view), state.losses, view, restarts=rules.restarts)
     if end is not None and end.ruin is Ruin.NO_SURVIVOR and _others_may_return((), state, view):
@@ -74,42 +74,43 @@ def advance_generation(
 
 
 def member_standings(state: GenerationState, view: WorldView) -> dict[MemberProcess, Standing]:
-    """Return the standing of each member of the last generation."""
+    """Return the state of each member in the last generation."""
     return {process: member_standing(process, state.formed, view) for process in state.members}
 
 
 def all_members_joined(state: GenerationState, rules: GenerationRules, view: WorldView) -> bool:
-    """Return whether all members have joined the running generation."""
+    """Return whether all members of the running generation have completed their rendezvous."""
     if state.phase is not GenerationPhase.RUNNING:
         return False
     return all(_has_joined(process, state, rules, view.slots[process.slot]) for process in state.members)
 
 
 def _others_may_return(slots: Collection[int], state: GenerationState, view: WorldView) -> bool:
-    """Return whether a member outside `slots` is not known to have ended."""
+    """Return whether any member outside `slots` may reconnect, because it is not known to have ended."""
     return any(process.slot not in slots and may_return(process, view) for process in state.members)
 
 
 def _state_holders(state: GenerationState) -> list[MemberProcess]:
-    """Return the members of the last generation that are known to have had the state: those of a generation in which
-    all members had it. A process that joined later may or may not have received it."""
+    """Return the members of the last generation that certainly had the training state. A process that joined later may
+    not have received it."""
     return [process for process in state.members if process.joined <= state.steps.held]
 
 
 def _have_state(slots: Collection[int], state: GenerationState, view: WorldView) -> bool:
-    """Return whether the process in one of `slots` is known to have the state or reports that it has received it."""
+    """Return whether a process in one of `slots` has the training state, as the launcher knows or the process
+    reports."""
     got = [process for process in state.members if view.slots[process.slot].state.adopted == state.formed]
     return any(process.slot in slots and is_newest(process, view) for process in [*_state_holders(state), *got])
 
 
 def _has_shared(process: MemberProcess, generation: int, view: WorldView) -> bool:
-    """Return whether `process` left `generation` together with all others at a commit, not because of a loss."""
+    """Return whether `process` left `generation` at a common commit, so that it has shared its training state."""
     rank = view.slots[process.slot].state
     return is_newest(process, view) and rank.formation == generation and rank.parked and not rank.unshared
 
 
 def _committed(members: Iterable[MemberProcess], view: WorldView) -> int:
-    """Return the highest step that one of `members` has committed."""
+    """Return the highest step that any of `members` has committed; 0 if none."""
     done = (view.slots[process.slot].state.committed for process in members if is_newest(process, view))
     return max(done, default=0)
 
@@ -122,7 +123,7 @@ def _has_joined(process: MemberProcess, state: GenerationState, rules: Generatio
 
 
 def _updated_state(state: GenerationState, rules: GenerationRules, view: WorldView, now: float) -> GenerationState:
-    """Count errors of the program, and record the duration of a recovery that is complete."""
+    """Return `state` with new failures of the program counted, and the duration of a completed recovery recorded."""
     steps, losses, times, step = state.steps, state.losses, state.times, view.progressed
     has_advanced = step > steps.last
     steps = replace(steps, highest=max(steps.highest, step), last=step, advances=steps.advances + has_advanced)
@@ -147,13 +148,13 @@ def _updated_state(state: GenerationState, rules: GenerationRules, view: WorldVi
 
 
 def _alive_members(state: GenerationState, view: WorldView) -> dict[int, MemberProcess]:
-    """Return the members of the last generation that may still have its state, by slot."""
+    """Return the members of the last generation that have not ended and may have the training state, by slot."""
     ended = (Standing.GONE, Standing.FINISHED)
     return {process.slot: process for process, at in member_standings(state, view).items() if at not in ended}
 
 
 def _staying_members(state: GenerationState, rules: GenerationRules, view: WorldView) -> frozenset[int]:
-    """Return the slots of members that stay in the next generation, requested or not.
+    """Return the slots of members that must be in the next generation even if they are no longer requested.
 
     After a loss these are all live members, because no member has sent its state. Otherwise members that were ordered
     to leave do so: the remaining ones have the same state.
@@ -192,7 +193,7 @@ def _decide_running(state: GenerationState, rules: GenerationRules, view: WorldV
 
 
 def _repeat_order(state: GenerationState, slots: frozenset[int]) -> GenerationDecision:
-    """Repeat the order for the running generation with other slots, or after a restart of the launcher."""
+    """Return an order that repeats the running generation, because its slots changed or the launcher restarted."""
     orders = replace(state.orders, number=state.orders.number + 1, slots=slots, given=True)
     order = Formed(state.number, state.members, slots, orders.number, state.steps.committed)
     return GenerationDecision(replace(state, orders=orders), order)
@@ -201,7 +202,7 @@ def _repeat_order(state: GenerationState, slots: frozenset[int]) -> GenerationDe
 def _prepare_after_loss(
     state: GenerationState, rules: GenerationRules, view: WorldView, now: float
 ) -> GenerationDecision:
-    """Prepare the next generation because of a loss."""
+    """Return the order to prepare the next generation because a rank was lost."""
     state = replace(state, times=replace(state.times, lost_at=state.times.lost_at or now))
     return _prepare_generation(state, rules, view, now, urgent=True)
 
@@ -209,8 +210,11 @@ def _prepare_after_loss(
 def _prepare_generation(
     state: GenerationState, rules: GenerationRules, view: WorldView, now: float, *, urgent: bool
 ) -> GenerationDecision:
-    """Prepare the next generation."""
-    if state.number >= rules.formation_limit:
+    """Return the order to prepare the next generation, or the attempt's end if the limit of generations is reached.
+
+    `urgent`: whether a member is lost, so that ranks must leave the present generation now.
+    """
+    if state.number >= rules.generation_limit:
         return GenerationDecision(state, end=AttemptEnd(Ruin.GENERATION_LIMIT))
     # Of the live members, `_staying_members` returns only these from now on.
     named = wanted_slots(view, again=rules.restarts) | _staying_members(state, rules, view)
@@ -222,7 +226,7 @@ def _prepare_generation(
 
 
 def _order_to_prepare(state: GenerationState, rules: GenerationRules, view: WorldView) -> GenerationDecision:
-    """Return the order to prepare, with the current slots."""
+    """Return the order to prepare generation `state.number`, with the slots that it should have now."""
     slots = _slots_to_prepare(state, rules, view)
     orders = replace(state.orders, number=state.orders.number + 1, slots=slots, given=True)
     order = Prepare(state.number, tuple(sorted(slots)), orders.urgent, rules.restarts, orders.number)
@@ -230,7 +234,7 @@ def _order_to_prepare(state: GenerationState, rules: GenerationRules, view: Worl
 
 
 def _slots_to_prepare(state: GenerationState, rules: GenerationRules, view: WorldView) -> frozenset[int]:
-    """Return the slots that orders to prepare contain, without live members that were ordered to leave."""
+    """Return the slots that the next generation should have, without live members that were ordered to leave."""
     staying = _staying_members(state, rules, view)
     told = frozenset() if rules.restarts else frozenset(_alive_members(state, view)) - staying
     return (wanted_slots(view, again=rules.restarts) - told) | staying
@@ -261,13 +265,14 @@ def _decide_preparing(
 
 
 def _would_lose_state(state: GenerationState, view: WorldView) -> bool:
-    """Return whether a member that is about to leave has part of the state that no other member may have."""
+    """Return whether a member that is about to leave may be the only process with some part of the training state."""
     leavers = frozenset(_alive_members(state, view)) - state.orders.slots
     return any(view.slots[slot].state.unshared for slot in leavers)
 
 
 def _await_leaving(state: GenerationState, rules: GenerationRules, view: WorldView, now: float) -> GenerationDecision:
-    """Wait for processes that have not left an earlier generation; end the attempt after a deadline."""
+    """Wait for processes that have not left the previous generation; after a deadline, prepare as after a loss or end
+    the attempt."""
     if state.formed and not state.orders.urgent and not rules.restarts:
         # All leave at the same commit. A member that has not followed by now is blocked by something else.
         if state.times.parked_at is not None and now - state.times.parked_at >= rules.timeout_s:
@@ -282,7 +287,8 @@ def _await_leaving(state: GenerationState, rules: GenerationRules, view: WorldVi
 
 
 def _form_world(state: GenerationState, rules: GenerationRules, view: WorldView, now: float) -> GenerationDecision:
-    """Form the generation if the processes it waits for are ready, or their deadline has passed."""
+    """Return the order that forms the generation if all processes that it waits for are ready, or a deadline has
+    passed."""
     named, staying = _slots_to_prepare(state, rules, view), _staying_members(state, rules, view)
     ready = member_candidates(named, view, state.orders.prepared, stopped=rules.restarts, staying=staying)
     finished = Standing.FINISHED in member_standings(state, view).values() and not rules.restarts
@@ -316,7 +322,8 @@ def _form_world(state: GenerationState, rules: GenerationRules, view: WorldView,
 
 
 def _lacks_state(ready: Collection[int], state: GenerationState, view: WorldView) -> bool:
-    """Return whether no process in `ready` is known to have the state, while a process with the state may reconnect."""
+    """Return whether no process in `ready` has the training state while a process that has the state may still
+    reconnect."""
     is_lacking = state.steps.training > 0 and not _have_state(ready, state, view)
     return is_lacking and _others_may_return(ready, state, view)
 
@@ -324,7 +331,7 @@ def _lacks_state(ready: Collection[int], state: GenerationState, view: WorldView
 def _awaited_slots(
     state: GenerationState, rules: GenerationRules, view: WorldView, wanted: frozenset[int]
 ) -> frozenset[int]:
-    """Return the slots that the generation waits for, until `replace_timeout_s`."""
+    """Return the slots whose processes the next generation awaits, for at most `replace_timeout_s`."""
     if not state.formed or (state.orders.urgent and not rules.shrinks):
         return wanted
     # Members have left for the processes that are ready now; they wait for no others.

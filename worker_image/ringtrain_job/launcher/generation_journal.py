@@ -1,4 +1,4 @@
-"""File that preserves an elastic job's generations across restarts of the launcher process."""
+"""File in which the launcher stores the state of an elastic job's generations, for the launcher's restart."""
 
 import json
 import logging
@@ -13,25 +13,28 @@ log = logging.getLogger(__name__)
 
 
 class GenerationJournal:
-    """State of the generations in a file, for a launcher process that restarts."""
+    """Reader and writer of the file with the state of an elastic job's generations."""
 
     def __init__(self, files: AttemptFiles) -> None:
-        self._path = files.formation
+        self._path = files.generations
 
     def write(self, state: GenerationState, asked: frozenset[int]) -> None:
-        """Replace the file. If the disk is full, log an error; a new process then learns the state from the agents."""
+        """Replace the file's content by `state` and `asked`, the requested slots.
+
+        An error is only logged: a restarted launcher then asks the agents.
+        """
         orders = {**asdict(state.orders), "slots": sorted(state.orders.slots)}
         document = {**asdict(state), "orders": orders, "asked": sorted(asked)}
         try:
             replace_whole(self._path, json.dumps(document))
         except OSError as exc:
-            log.error("a restarted launcher will have to form the world again: %s", exc)
+            log.error("cannot store the state of the generations (a restarted launcher must form a new one): %s", exc)
 
     def read(self) -> tuple[GenerationState, frozenset[int]] | None:
-        """Return the last written state; None if there is none that can be read.
+        """Return the stored state and the requested slots; None if the file is missing or unreadable.
 
-        Its times are reset, because the clock of the previous process has ended. `orders.given` is False, because this
-        process has sent no order.
+        The times in the state are reset, because they are of the previous process's clock. `orders.given` is False,
+        because this process has sent no order.
         """
         try:
             document = json.loads(self._path.read_text())
@@ -50,6 +53,6 @@ class GenerationJournal:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as exc:
-            log.error("%s cannot be read, the world is formed again: %s", self._path, exc)
+            log.error("cannot read %s, so a new generation is formed: %s", self._path, exc)
             return None
         return state, asked

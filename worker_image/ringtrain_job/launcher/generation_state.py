@@ -1,4 +1,4 @@
-"""State of an elastic job's generations in its launcher, and the rules for forming them."""
+"""State of an elastic job's generations in the launcher, and the user's rules for them."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,7 +6,7 @@ from operator import attrgetter
 
 from ringtrain.shared import contract
 from ringtrain.shared.settings import Settings, choice, integer, seconds
-from ringtrain_job.control.model import FORMATIONS
+from ringtrain_job.control.model import GENERATIONS
 from ringtrain_job.launcher.elastic_end import LossRecord, TrainingSteps
 from ringtrain_job.launcher.members import MemberProcess
 
@@ -14,7 +14,7 @@ _WORLD_SIZE = attrgetter("world_size")
 
 
 class GenerationPhase(StrEnum):
-    """Phase of a generation; the words of `/status`."""
+    """Phase of an elastic job's generation, with the values used in `/status`."""
 
     ASSEMBLING = "Assembling"
     RUNNING = "Running"
@@ -23,11 +23,12 @@ class GenerationPhase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRules(Settings):
-    """The user's rules for an elastic world of at most `world_size` ranks.
+    """The user's rules for the generations of an elastic job with at most `world_size` ranks.
 
-    `shrinks`: after a loss the job continues at once with fewer ranks. `restarts`: processes are restarted in every
-    generation. `timeout_s`: a rank leaves its generation within this time, or its agent kills it. `sets_aside`: a
-    worker whose processes fail before they join a world is excluded for some time and does not end the job.
+    `shrinks`: whether the job continues at once with fewer ranks after a loss. `restarts`: whether processes are
+    restarted in every generation. `timeout_s`: time within which a rank leaves its generation; after it the rank's
+    agent kills the rank. `sets_aside`: whether a worker whose processes fail before they join a world is excluded for
+    some time, instead of ending the job.
     """
 
     shrinks: bool = choice(contract.ENV_ELASTIC, contract.ON_LOSS, made="Shrink".__eq__)
@@ -36,7 +37,7 @@ class GenerationRules(Settings):
     min_ranks: int = integer(contract.ENV_ELASTIC_MIN_RANKS, 1, low=1, high=lambda seen: seen.max_ranks)
     replace_timeout_s: float = seconds(contract.ENV_ELASTIC_REPLACE_TIMEOUT, 120.0)
     join_delay_s: float = seconds(contract.ENV_ELASTIC_JOIN_DELAY, 30.0, zero=True)
-    formation_limit: int = integer(contract.ENV_ELASTIC_FORMATION_LIMIT, 100, low=1, high=FORMATIONS - 1)
+    generation_limit: int = integer(contract.ENV_ELASTIC_FORMATION_LIMIT, 100, low=1, high=GENERATIONS - 1)
     timeout_s: float = seconds(contract.ENV_TIMEOUT, 60.0)
     start_timeout_s: float = seconds(contract.ENV_START_TIMEOUT, 600.0)
     sets_aside: bool = False
@@ -44,11 +45,11 @@ class GenerationRules(Settings):
 
 @dataclass(frozen=True)
 class GenerationOrders:
-    """Orders that were sent to agents.
+    """Record of the orders that the launcher has sent to agents.
 
-    `number`: number of the last order. `prepared`: number of the order since which a process's state counts. `slots`:
-    slots in the last order. `given`: this launcher process has sent an order. `urgent`: the generation is prepared
-    because of a loss.
+    `number`: number of the last order. `prepared`: number of an order; states of processes count only if their agents
+    had received that order. `slots`: slots in the last order. `given`: whether this launcher process has sent an order.
+    `urgent`: whether the generation is prepared because of a loss.
     """
 
     number: int = 0
@@ -60,12 +61,12 @@ class GenerationOrders:
 
 @dataclass(frozen=True)
 class GenerationTimes:
-    """Start times of conditions, on the clock of this launcher process.
+    """Times since which conditions are true, on the launcher's monotonic clock; None: the condition is not true.
 
-    `began`: the current phase. `lost_at`: the loss that the new generation repairs. `newcomer_at`: a process could
-    join. `parked_at`: a member has left while others have not. `bereft_at`: all members have finished or are lost.
-    `stateless_at`: a generation could be formed, but only of processes without the state. `away_at`: last time at which
-    an agent with a running process was seen as lost.
+    `began`: the job is in the current phase. `lost_at`: a rank was lost, and the generation after it has not begun yet.
+    `newcomer_at`: a process could join. `parked_at`: a member has left while others have not. `bereft_at`: all members
+    have finished or are lost. `stateless_at`: a generation could be formed, but only of processes without the state.
+    `away_at` is the last time at which an agent with a running process was seen as lost.
     """
 
     began: float = 0.0
@@ -79,9 +80,10 @@ class GenerationTimes:
 
 @dataclass(frozen=True)
 class GenerationState:
-    """State of the generations, which survives a restart of the launcher process.
+    """State of an elastic job's generations. It survives a restart of the launcher, except for `times`.
 
-    `number`: the generation that is being prepared or runs. `members`: members of `formed`, the last generation formed.
+    `number`: number of the generation that is being prepared or runs. `formed`: number of the last generation that was
+    formed. `members`: members of that generation.
     """
 
     phase: GenerationPhase = GenerationPhase.ASSEMBLING

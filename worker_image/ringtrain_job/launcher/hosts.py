@@ -1,4 +1,5 @@
-"""Hosts of an elastic run: their worker indices, their failures, and which of them are excluded for some time.
+"""Table of the hosts of an elastic run: worker index of each, failures, and a cool-down in which failing hosts are not
+used.
 
 This module reads no clock, process or file.
 """
@@ -18,16 +19,15 @@ _AT_ONCE_S: Final = 2.0
 
 @dataclass(frozen=True)
 class HostCoolDown:
-    """Backoff for failing hosts. A host that has failed `failures` times within an hour gets no ranks for `first_s`
-    seconds, then twice as long each further time, at most `most_s`. A host that was never reached is excluded at its
-    first failure."""
+    """Backoff for failing hosts. After `failures` failures within an hour, a host gets no ranks for `first_s` seconds,
+    then twice as long each time, at most `most_s`. A host that was never reached needs only one failure."""
 
     failures: int = 2
     first_s: float = 10.0
     most_s: float = 600.0
 
     def seconds(self, times: int) -> float:
-        """Return the length in seconds of the `times`-th exclusion."""
+        """Return for how many seconds a host is not used when it is excluded for the `times`-th time."""
         return min(self.most_s, self.first_s * 2.0 ** min(times - 1, 30))
 
 
@@ -36,7 +36,10 @@ DEFAULT_COOLDOWN: Final = HostCoolDown()
 
 @dataclass(frozen=True)
 class AgentEnd:
-    """End of a host's agent. `reached`: it had started; `meant`: it was released on purpose; `why`: a description."""
+    """End of the agent on a host. `why`: log message.
+
+    `reached`: whether the agent had started. `meant`: whether it was ended on purpose.
+    """
 
     worker: int
     why: str
@@ -45,18 +48,18 @@ class AgentEnd:
 
 
 class HostAgents(Protocol):
-    """Start and release agents on hosts. No call blocks on a host."""
+    """Interface for starting and ending agents on hosts. No method waits for a host."""
 
     cooldown: HostCoolDown
 
     def start(self, worker: int, host: str, others: Sequence[str]) -> None:
-        """Begin to start the agent of `worker` on `host`; `others`: further hosts of the run."""
+        """Start the agent of worker `worker` on `host` in the background. `others`: further hosts of the run."""
 
     def dismiss(self, worker: int) -> None:
-        """Request the agent of `worker` to end."""
+        """End the agent of worker `worker` in the background."""
 
     def running(self) -> frozenset[int]:
-        """Return the workers whose agents have not ended, including those that are still being started."""
+        """Return the worker indexes whose agents are starting or running."""
 
     def ended(self) -> list[AgentEnd]:
         """Return the agents that have ended since the last call."""
@@ -64,8 +67,8 @@ class HostAgents(Protocol):
 
 @dataclass(frozen=True)
 class HostControl:
-    """Control over the hosts in an elastic run's script. `agents`: None for runs on this machine alone.
-    `slots_per_host`: slots of a host whose line has no number. `sites`: site names by host, if any."""
+    """Means to reach the hosts of an elastic run. `agents`: None if the run uses this machine only. `slots_per_host`:
+    slots of a host that the script prints without a number. `sites`: site names by host."""
 
     agents: HostAgents | None = None
     slots_per_host: int = 1
@@ -76,17 +79,17 @@ ONLY_HERE: Final = HostControl()
 
 
 class HostSlots:
-    """Slots by host name. A host retains its slots as long as it is listed."""
+    """Assignment of slots (places of ranks) to host names. A host that stays listed keeps its slots."""
 
     def __init__(self, slots: int) -> None:
         self._slots = slots
         self._owned: dict[str, list[int]] = {}
 
     def assign(self, hosts: Mapping[str, int]) -> frozenset[int]:
-        """Return the slots for `hosts`, which are counts by name. Raises ConfigurationError if there are too few
-        slots."""
+        """Return the slots of all hosts. `hosts`: number of slots by name. Raises ConfigurationError if there are too
+        few."""
         if sum(hosts.values()) > self._slots:
-            raise ConfigurationError(f"it lists {sum(hosts.values())} slots; expected at most {self._slots}")
+            raise ConfigurationError(f"the script lists {sum(hosts.values())} slots; expected at most {self._slots}")
         kept = {host: self._owned.get(host, [])[:count] for host, count in hosts.items()}
         free = sorted(set(range(self._slots)) - {slot for slots in kept.values() for slot in slots})
         for host, count in hosts.items():
@@ -98,8 +101,8 @@ class HostSlots:
 
 @dataclass
 class _Host:
-    """State of one host. `worker`: its index, retained while it has ranks or an agent. `start_at`: earliest time of the
-    next start of its agent. `leaving`: its agent was released and has not ended."""
+    """State of one host. `worker`: the host's worker index, if the host has ranks or an agent. `start_at`: earliest
+    time to start its agent again. `leaving`: whether its agent was ordered to end and still runs."""
 
     worker: int | None = None
     reached: bool = False
@@ -111,7 +114,8 @@ class _Host:
 
 
 class HostTable:
-    """Hosts and their worker indices. Each worker has `slots` slots; at most `most` slots are requested.
+    """Hosts of an elastic run with their worker indexes. Each worker has `slots` slots (places for ranks); at most
+    `most` slots of all workers are used.
 
     All names of this machine share a worker. Hosts that were listed first get slots first.
     """
@@ -126,7 +130,7 @@ class HostTable:
         self._wanted: frozenset[int] = frozenset()
 
     def assign(self, listed: Mapping[str, int], now: float) -> frozenset[int]:
-        """Return the requested slots. `listed`: number of slots by host name."""
+        """Return the slots to request. `listed`: number of slots of each listed host, by host name."""
         self._listed = [*(name for name in self._listed if name in listed)]
         self._listed += [name for name in listed if name not in self._listed]
         given: dict[int, dict[str, int]] = {worker: {} for worker in self._workers}
@@ -148,8 +152,7 @@ class HostTable:
         return self._wanted
 
     def due(self, taken: Iterable[int], now: float) -> list[tuple[int, str]]:
-        """Return workers whose agents must be started, and their hosts. `taken`: workers that have an agent, or had one
-        until now."""
+        """Return (worker, host) for each agent that must be started now. `taken`: workers that have an agent."""
         busy = set(taken)
         return [
             (host.worker, name)
@@ -159,7 +162,7 @@ class HostTable:
         ]
 
     def idle(self, running: Iterable[int], used: frozenset[int]) -> list[int]:
-        """Return the workers to release now: those `running` that are neither requested nor `used`."""
+        """Return the workers whose agents must end: those in `running` that are neither requested nor in `used`."""
         alive, going = set(running), []
         for host in self._hosts.values():
             if host.worker is None or host.leaving or self._is_wanted(host.worker) or host.worker in used:
@@ -172,12 +175,12 @@ class HostTable:
         return going
 
     def note_reached(self, worker: int) -> None:
-        """Record that the agent of `worker` has registered."""
+        """Record that the agent of worker `worker` has registered."""
         for host in self._hosts.values():
             host.reached = host.reached or host.worker == worker
 
     def note_end(self, end: AgentEnd, now: float) -> str:
-        """Record the end of an agent; return a log message, or "" if the end was requested."""
+        """Record that an agent has ended; return a log message, or "" if it was ended on purpose."""
         host = self._hosts.get(self.host_of(end.worker))
         if host is None:
             return ""
@@ -188,7 +191,7 @@ class HostTable:
         return ""
 
     def note_failure(self, worker: int, why: str, now: float) -> str:
-        """Record a failure on the host of `worker`; return a log message, or "" if the failure is known."""
+        """Record a failure on the host of worker `worker`; return a log message, or "" if it was recorded before."""
         name = self.host_of(worker)
         host = self._hosts.get(name)
         if host is None or (host.failed and now - host.failed[-1] < _AT_ONCE_S) or now < host.aside_until:
@@ -199,7 +202,7 @@ class HostTable:
         if name not in self.machines:
             return why
         if count < (self._cooldown.failures if host.reached else 1):
-            return f"{why}; host {name} is tried again"
+            return f"{why}; trying host {name} again"
         host.times_aside += 1
         seconds = self._cooldown.seconds(host.times_aside)
         host.aside_until = now + seconds
@@ -207,20 +210,20 @@ class HostTable:
         return f"{why}; host {name} has failed {times} and gets no ranks for {seconds:g} s"
 
     def host_of(self, worker: int) -> str:
-        """Return the host of a worker index, or ""."""
+        """Return the name of the host that has worker index `worker`; "" if no host has it."""
         return next((name for name, host in self._hosts.items() if host.worker == worker), "")
 
     def worker_of(self, slot: int) -> int:
-        """Return the worker of a slot."""
+        """Return the worker index to which a slot belongs."""
         return slot // self._slots
 
     def is_wanted_slot(self, slot: int) -> bool:
-        """Return whether the last list assigned this slot to a host."""
+        """Return whether the last call of `assign` requested this slot."""
         return slot in self._wanted
 
     @property
     def machines(self) -> list[str]:
-        """Listed hosts, each once."""
+        """Names of the listed hosts, each once."""
         return list(dict.fromkeys(self._machine(name) for name in self._listed))
 
     def _machine(self, name: str) -> str:
@@ -234,7 +237,7 @@ class HostTable:
         return next((worker for worker in self._workers if worker not in taken), None)
 
     def _forget(self, now: float) -> None:
-        """Delete hosts without a worker index that have not failed within the hour."""
+        """Delete hosts without a worker index and without a failure within the last hour."""
         for name, host in list(self._hosts.items()):
             host.failed = [at for at in host.failed if now - at < _REMEMBERED_S]
             if not host.failed and now >= host.aside_until:
@@ -244,22 +247,22 @@ class HostTable:
 
 
 def parse_hosts(output: str, slots_per_host: int = 1) -> dict[str, int]:
-    """Return slots by host from lines of `host:slots` or `host`. ConfigurationError contains the invalid line."""
+    """Return numbers of slots by host from lines `host:slots` or `host`. Raises ConfigurationError for another line."""
     hosts: dict[str, int] = {}
     for line in filter(None, map(str.strip, output.splitlines())):
         host, count = line.rsplit(":", 1) if ":" in line else (line, f"{slots_per_host}")
         if not is_host_name(host) or not count.isdecimal():
-            raise ConfigurationError(f"it printed {quoted(line)}; expected host:slots")
+            raise ConfigurationError(f"the script printed {quoted(line)}; expected host:slots")
         hosts[host] = hosts.get(host, 0) + int(count)
     return hosts
 
 
 def check_only_here(hosts: Iterable[str]) -> None:
-    """Raise ConfigurationError if one of `hosts` is not this machine."""
+    """Raise ConfigurationError if one of `hosts` is another machine."""
     for host in hosts:
         if host not in own_names():
             raise ConfigurationError(
-                f"it printed {quoted(host)}, which is not this machine ({', '.join(sorted(own_names()))}), and "
-                "its first answer named this machine alone; a run that is to go to other hosts names one of them "
-                "at first, or has --network-interfaces"
+                f"the script printed {quoted(host)}, which is not this machine ({', '.join(sorted(own_names()))}), but "
+                "its first output had this machine only; to use other hosts, list one of them from the beginning, "
+                "or set --network-interfaces"
             )

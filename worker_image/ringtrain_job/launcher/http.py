@@ -1,4 +1,4 @@
-"""The launcher's HTTP server: `/status`, `/metrics`, `/healthz`, and pages."""
+"""The launcher's HTTP server: `/status`, `/metrics`, `/healthz`, PUT requests of the operator, and pages."""
 
 import contextlib
 import io
@@ -48,12 +48,12 @@ OnSites = Callable[[dict[int, str], dict[str, str]], None]
 
 
 class HttpServer:
-    """HTTP server with a thread for each connection.
+    """HTTP server with a thread for each connection and a limit on unauthenticated ones.
 
     `answer`: returns the response to a GET that no `routes` serve, from the path with query and the Authorization
-    header; `put`: the same for PUT, with the body. `everywhere`: listen on all addresses of this host, not on loopback
-    alone. On loopback, the `Host` header must name this host, which protects against pages of other sites in a browser.
-    `is_held`: another process has bound `port` and shares it. Raises PortTaken.
+    header; `put`: the same for PUT, with the body. `everywhere`: whether to listen on all addresses of this host, not
+    on loopback alone. On loopback, the `Host` header must name this host, which protects against pages of other sites
+    in a browser. `is_held`: whether another process has bound `port` and shares it. Raises PortTaken.
     """
 
     called: ClassVar = "port"
@@ -71,7 +71,7 @@ class HttpServer:
         try:
             listening = listening_socket("" if everywhere else loopback_address(), port, is_held)
         except OSError as exc:
-            raise PortTaken(f"{self.called} {port} cannot be listened on: {exc}") from exc
+            raise PortTaken(f"{self.called} {port} is not available: {exc}") from exc
         self._server = _LimitedHttpServer(
             listening, _launcher_http_handler(answer, put, routes, is_local=not everywhere)
         )
@@ -83,7 +83,7 @@ class HttpServer:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving. Open pages receive the last state, if their clients read it in time."""
+        """Stop the server. Browsers with an open page receive the final state first, if they read it in time."""
         for routes in self._routes:
             routes.close(_LAST_STATE_S)
         self._server.shutdown()
@@ -93,7 +93,7 @@ class HttpServer:
 
 
 class StatusServer(HttpServer):
-    """The launcher's HTTP server.
+    """The launcher's HTTP server, with `/status`, `/metrics` and `/healthz`.
 
     `status` returns the document of `/status`, `brief_status` the document of `/status?brief`, and `healthy` decides
     the answer of `/healthz`. If there are `tokens`, `/status` requires one of them as a bearer token. `/metrics` and
@@ -162,7 +162,7 @@ class StatusServer(HttpServer):
 
 
 def _ignore_put(*_: object) -> None:
-    """Ignore a PUT without a listener."""
+    """Do nothing with a PUT that nobody handles."""
 
 
 def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
@@ -171,11 +171,11 @@ def _workers_in(body: bytes) -> tuple[int, dict[int, int]]:
         said = json.loads(body)
         workers, gone = said["workers"], said.get("gone", {})
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigurationError(f"{body[:200]!r} has no number of workers; {expected}") from None
+        raise ConfigurationError(f"PUT /workers: the body is {body[:200]!r}; {expected}") from None
     if not _is_status_count(workers):
-        raise ConfigurationError(f"workers is {workers!r}; {expected}")
+        raise ConfigurationError(f'PUT /workers: "workers" is {workers!r}; {expected}')
     if not isinstance(gone, dict) or not all(i.isdecimal() and _is_status_count(gone[i]) for i in gone):
-        raise ConfigurationError(f"gone is {str(gone)[:200]}; {expected}")
+        raise ConfigurationError(f'PUT /workers: "gone" is {str(gone)[:200]}; {expected}')
     return workers, {int(index): incarnation for index, incarnation in gone.items()}
 
 
@@ -189,10 +189,10 @@ def _pods_in(body: bytes) -> tuple[list[dict[str, Any]], dict[str, str]]:
         ]
         about = {name: said[name][:_MOST_TEXT] for name in ("image", "imageID") if name in said}
     except (ValueError, TypeError, KeyError, AttributeError):
-        raise ConfigurationError(f"{body[:200]!r} has no pods; {expected}") from None
+        raise ConfigurationError(f"PUT /pods: the body {body[:200]!r} is malformed; {expected}") from None
     texts = [event["kind"] for event in events] + [event["text"] for event in events] + list(about.values())
     if not all(map(_is_status_time, (event["time"] for event in events))) or not all(isinstance(t, str) for t in texts):
-        raise ConfigurationError(f"{body[:200]!r} has a time or a text that is none; {expected}")
+        raise ConfigurationError(f"PUT /pods: the body {body[:200]!r} has a field of the wrong type; {expected}")
     return events, about
 
 
@@ -205,7 +205,7 @@ def _sites_in(body: bytes) -> tuple[dict[int, str], dict[str, str]]:
         sites, nodes = {}, {}
     if not sites or not all(map(_is_status_count, sites)) or not all(isinstance(site, str) for site in nodes.values()):
         expected = '{"sites": {"name": [index]}, "nodes": {"node": "name"}}'
-        raise ConfigurationError(f"{body[:200]!r} has no sites; expected {expected}")
+        raise ConfigurationError(f"PUT /sites: the body {body[:200]!r} is malformed; expected {expected}")
     return sites, nodes
 
 
@@ -218,21 +218,21 @@ def _is_status_count(value: object) -> bool:
 
 
 def _without_output(value: Any) -> Any:
-    """Return `value` without lines that ranks wrote."""
+    """Return the JSON `value` with the last lines of ranks (`logTail`) removed."""
     if isinstance(value, dict):
         return {key: [] if key == "logTail" else _without_output(inner) for key, inner in value.items()}
     return [_without_output(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _is_this_host(name: str) -> bool:
-    """Return whether a `Host` header names this machine's loopback. A client may omit it."""
+    """Return whether the header `Host` names this machine's loopback address, or is empty."""
     host = name.rpartition(":")[0] if re.search(r":[0-9]*$", name) else name
     return not name or host.lower() in ("localhost", "127.0.0.1", "[::1]")
 
 
 class _LimitedHttpServer(ThreadingHTTPServer):
-    """Server with a thread for each connection, a limited number of them, each for some seconds. An excess connection
-    replaces the oldest one."""
+    """HTTP server that limits the number and duration of connections without a valid token. A new connection beyond the
+    limit replaces the oldest one."""
 
     daemon_threads = True
 
@@ -252,11 +252,11 @@ class _LimitedHttpServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
     def admit(self, request: Any) -> None:
-        """Exempt this request from the limits, because the client has sent a valid token."""
+        """Exempt this connection from the limits, because the client has sent a valid token."""
         self.unauthenticated.leave(self._entered[request])
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Ignore errors of clients that disconnect."""
+        """Ignore the errors of clients that disconnect."""
 
 
 def _shut_http_socket(sock: socket.socket) -> None:
@@ -265,8 +265,7 @@ def _shut_http_socket(sock: socket.socket) -> None:
 
 
 class _HttpReply(io.BufferedIOBase):
-    """Output stream whose timeout starts again each time the client reads data. `sendall` has one timeout for all
-    data."""
+    """Output stream of a response. Its timeout restarts whenever the client reads data."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SEND_BUFFER)
@@ -280,7 +279,7 @@ class _HttpReply(io.BufferedIOBase):
 
 
 class _HttpRequestBeginning:
-    """Line reader for the first bytes of a request; a longer request is cut."""
+    """Reader of a request's lines that stops after a limit of bytes."""
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
@@ -316,7 +315,7 @@ def _launcher_http_handler(
             self.wfile: Any = _HttpReply(self.connection)
 
         def _is_for_another(self) -> bool:
-            """Refuse a request for another host name; return whether it was refused."""
+            """Answer with an error if the request is for another host name; return whether it was."""
             if not is_local or _is_this_host(self.headers.get("Host") or ""):
                 return False
             self._send(421, "text/plain", b"Host: expected localhost or 127.0.0.1\n")
@@ -349,6 +348,6 @@ def _launcher_http_handler(
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Do not log requests; probes are frequent."""
+            """Do not log requests, because probes are frequent."""
 
     return HttpHandler

@@ -1,4 +1,4 @@
-"""Losses of a generation and their causes, recorded until the next generation is formed."""
+"""Record of a generation's losses and their causes, until the next generation is formed."""
 
 from dataclasses import replace
 
@@ -10,7 +10,7 @@ from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView, failu
 
 
 class GenerationLosses:
-    """Ends of members of the last generation, and of processes that ended before they joined one."""
+    """Recorder of ended processes: members of the last generation, and processes that ended before they joined one."""
 
     def __init__(self) -> None:
         self._workers: dict[str, WorkerView] = {}
@@ -19,7 +19,7 @@ class GenerationLosses:
         self._lost_workers: dict[int, WorkerView] = {}
 
     def note(self, state: GenerationState, view: WorldView, gang: GangView, now: float) -> None:
-        """Record the losses that `view` and `gang` show now."""
+        """Record the losses that `view` and `gang` show at time `now`."""
         if state.formed != self._generation:
             self._generation, self._exits, self._lost_workers = state.formed, {}, {}
         for exit in gang.exits:
@@ -33,7 +33,7 @@ class GenerationLosses:
                 self._add_loss(process, view, now)
 
     def cause(self, state: GenerationState, gang: GangView) -> Failure | None:
-        """Return the cause of the generation's loss; None if there was none."""
+        """Return the first cause of the generation's loss; None if nothing was lost."""
         members = {(process.slot, process.instance, process.life) for process in state.members}
         exits = [exit for key, exit in self._exits.items() if not members or key in members]
         workers = [self._lost_workers.get(worker.index, worker) for worker in gang.workers]
@@ -41,7 +41,7 @@ class GenerationLosses:
         return first_cause(seen, failures_by_time(exits), [workers[index] for index in self._lost_workers])
 
     def of_slot(self, slot: int, gang: GangView) -> Failure | None:
-        """Return the failure of the newest failed process of `slot`."""
+        """Return the failure of the newest failed process in `slot`; None if none failed."""
         exits = [exit for exit in [*self._exits.values(), *gang.exits] if exit.state.rank == slot]
         failed = [exit for exit in exits if exit.state.phase is RankPhase.FAILED]
         return first_cause(gang, failed[-1:], []) if failed else None

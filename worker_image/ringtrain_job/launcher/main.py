@@ -1,4 +1,4 @@
-"""`ringtrain launcher`: assemble the gang of an attempt, watch it, decide the verdict, drain the logs."""
+"""`ringtrain launcher`: wait for all agents, watch the ranks, decide how the attempt ended, store the last logs."""
 
 import errno
 import logging
@@ -6,8 +6,8 @@ import os
 import resource
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -28,7 +28,7 @@ from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.not_finite import verdict_on_loss
-from ringtrain_job.launcher.outcome import read_verdict, repeat_outcome, write_outcome
+from ringtrain_job.launcher.outcome import read_verdict, repeat_outcome, write_outcome, write_refusal
 from ringtrain_job.launcher.registry import Attempt, BackendContext, open_backend, open_observers
 from ringtrain_job.launcher.service import CoordinatorService, DataService
 from ringtrain_job.launcher.sites import WorkerSites
@@ -52,19 +52,22 @@ _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, er
 
 
 def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: HostControl = ONLY_HERE) -> int:
-    """Assemble the gang of one attempt, watch it to its end, and return the launcher's exit code.
+    """Run the launcher of one attempt from start to end; return its exit code.
 
     `command`: the launcher's command, if its backend runs one. `hosts`: control of a run that may start agents on other
     hosts.
     """
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     with ExitStack() as stack:
-        store = _open_store(config, files, open_log_limit(config, allow_open_files(config.open_files)))
-        stack.callback(store.close)
-        gang = Gang(config, time.monotonic)
-        status = StatusSnapshot(config, gang, store, LauncherReports(config.world_size))
         stop = StopFlag()
         stack.enter_context(signal_handler(stop, signal.SIGTERM, signal.SIGINT))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `ringtrain run` blocks it while this starts
+        store = _open_store(config, files, open_log_limit(config, allow_open_files(config.open_files)))
+        stack.callback(store.close)
+        if not store.resumed:
+            stack.enter_context(_refusals_stored(config, files))
+        gang = Gang(config, time.monotonic)
+        status = StatusSnapshot(config, gang, store, LauncherReports(config.world_size))
         launcher = _LauncherProcess(status, stop)
         is_over = store.resumed and files.outcome.exists()
         if is_over:
@@ -93,15 +96,25 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
     return verdict.exit_code
 
 
+@contextmanager
+def _refusals_stored(config: LauncherConfig, files: AttemptFiles) -> Iterator[None]:
+    """Store the outcome of an attempt that ends because the body, such as an observer, refuses the configuration."""
+    try:
+        yield
+    except ConfigurationError as exc:
+        write_refusal(config, files, exc)
+        raise
+
+
 def _run_description(config: LauncherConfig, command: Sequence[str]) -> dict[str, Any]:
-    """Return the command and the image, as far as the launcher knows them."""
+    """Return the command and image of the run, if the launcher knows them."""
     run = {"command": list(shown_command(command)), "image": config.image}
     return {name: value for name, value in run.items() if value}
 
 
 def _repeat_launcher_outcome(attempt: Attempt, stack: ExitStack) -> int:
-    """Repeat the outcome of an attempt that an earlier launcher ended. The observers of that launcher may not have
-    finished."""
+    """Report the outcome of an attempt that an earlier launcher has ended, let observers finish, and return the exit
+    code."""
     verdict = read_verdict(attempt.files)
     observers = open_observers(attempt, stack)
     observers.ended(verdict)
@@ -110,14 +123,14 @@ def _repeat_launcher_outcome(attempt: Attempt, stack: ExitStack) -> int:
 
 
 def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
-    """Return the verdict, with a warning on a success if log lines could not be stored."""
+    """Return the verdict; after a success, add a warning if log lines could not be stored."""
     if verdict.outcome is not Outcome.SUCCEEDED or not store.refused:
         return verdict
     warning = (
-        f"the last lines of ranks are not all in {store.files.directory}, which could not be written "
-        f"({store.refused}); their workers print the rest"
+        f"some of the last lines of ranks could not be written to {store.files.directory} "
+        f"({store.refused}); their workers print them"
     )
-    log.warning("%s", warning)
+    log.info("warning: %s", warning)
     return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
 
 
@@ -135,8 +148,7 @@ def _launcher_termination_message(
 
 
 def allow_open_files(count: int) -> int:
-    """Raise this process's limit on open files to `count`, up to the hard limit; return how many of `count` it
-    allows."""
+    """Raise this process's limit on open files to `count` if possible; return the limit (`count` if unlimited)."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -146,7 +158,7 @@ def allow_open_files(count: int) -> int:
 
 
 def open_log_limit(config: LauncherConfig, allowed: int) -> int:
-    """Return the number of rank logs that may be open at the same time. `allowed`: limit on open files.
+    """Return how many rank logs may be open at once. `allowed`: limit on open files.
 
     Raises ConfigurationError if the workers' connections alone exceed the limit.
     """
@@ -155,19 +167,19 @@ def open_log_limit(config: LauncherConfig, allowed: int) -> int:
         needed = config.connections + _FEWEST_LOGS
         if config.ports_held:
             raise ConfigurationError(
-                f"a process may open {allowed} files here (ulimit -n), and this run needs {needed}; raise the limit: "
-                f"ulimit -n {needed}, and if the shell refuses that, nofile in /etc/security/limits.conf"
+                f"a process may open {allowed} files on this machine (ulimit -n), but this run needs {needed}; raise "
+                f"the limit: ulimit -n {needed}, and if the shell refuses that, nofile in /etc/security/limits.conf"
             )
         raise ConfigurationError(
-            f"this launcher may open {allowed} files (ulimit -n) and needs {needed} for "
-            f"{config.workers} workers; raise the hard limit of containers on its node (LimitNOFILE of the "
-            "container runtime), or request fewer workers with more slots each"
+            f"this launcher may open {allowed} files (ulimit -n), but needs {needed} for {config.workers} workers; "
+            "raise the hard limit of containers on its node (LimitNOFILE of the container runtime), or request fewer "
+            "workers with more slots each"
         )
     return min(left, config.world_size)
 
 
 class _LauncherProcess:
-    """Main loop. The backend decides how the attempt ends, unless a reported loss is not finite."""
+    """Main loop of the launcher: asks the backend how the attempt ends, and checks for a loss that is not finite."""
 
     def __init__(self, status: StatusSnapshot, stop: "StopFlag") -> None:
         self._config, self._gang = status.config, status.gang
@@ -181,18 +193,16 @@ class _LauncherProcess:
         return self._status
 
     def healthy(self) -> bool:
-        """Return whether the main loop still runs."""
+        """Return whether the main loop is still running."""
         return time.monotonic() - self._ticked < self._config.timeout_s
 
     def has_given_up(self) -> bool:
-        """Return whether a person has requested an immediate end. Also counts as an iteration of the main loop, because
-        the caller polls it while it waits."""
+        """Return whether a person has requested an immediate end. Calling this counts as progress of the main loop."""
         self._ticked = time.monotonic()
         return self._stop.at_once
 
     def supervise(self) -> Verdict | None:
-        """Watch the attempt until it is decided. Returns None if this launcher is to exit while the attempt
-        continues."""
+        """Watch the attempt until it ends; return the verdict, or None if another launcher will continue it."""
         backend = self._backend
         while True:
             ended: Verdict | HandOver | None = self._divergence_verdict() or backend.tick()
@@ -205,8 +215,7 @@ class _LauncherProcess:
             self._tick()
 
     def conclude(self, verdict: Verdict) -> Verdict:
-        """Return the final verdict once all reports have arrived; the last ones may arrive after their ranks have
-        ended."""
+        """Return the final verdict once all reports have arrived, because a late loss may not be finite."""
         failure = verdict.failure
         if verdict.outcome is Outcome.STOPPED or (failure is not None and failure.reason is Reason.NOT_FINITE):
             return verdict
@@ -214,27 +223,30 @@ class _LauncherProcess:
         return self._conclude(diverged) if diverged else self._with_missing_loss(verdict)
 
     def _with_missing_loss(self, verdict: Verdict) -> Verdict:
-        """Return the verdict, with a warning on a success if NaN was to end the attempt and no loss was reported."""
+        """Return the verdict; after a success, add a warning if --fail-on-nan is set but no rank reported a loss."""
         with self._status.reports as reports:
             has_loss = reports.has_loss
         if verdict.outcome is not Outcome.SUCCEEDED or not self._config.fail_on_nan or has_loss:
             return verdict
+        metrics = "--metrics" if self._config.ports_held else "spec.logs.metrics"
         warning = (
-            "--fail-on-nan (failOnNaN) had no effect: no rank reported a loss; call ringtrain.report(step, loss=...), "
-            "or name the loss in printed lines by --metrics (spec.logs.metrics)"
+            f"{self._config.nan_setting} had no effect: no rank reported a loss; call ringtrain.report(step, "
+            f"loss=...), or name the loss in printed lines by {metrics}"
         )
-        log.warning("%s", warning)
+        log.info("warning: %s", warning)
         return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
 
     def drain(self, verdict: Verdict) -> None:
-        """Order all agents to stop their ranks, and receive the last log lines, for at most `drain_s`."""
+        """Order all agents to stop their ranks, and store the last log lines, for at most `drain_s`. Record the end."""
         backend, deadline = self._backend, time.monotonic() + self._config.drain_s
         backend.stop(verdict)
-        while not backend.is_quiet() and time.monotonic() < deadline and not self._stop.at_once:
+        while not (is_quiet := backend.is_quiet()) and time.monotonic() < deadline and not self._stop.at_once:
             self._tick()
+        # Ranks that save or ignore SIGTERM end long after the verdict; the run's duration includes that time.
+        self.events.record_once("Ended", "all ranks have ended" if is_quiet else "some ranks may still be running")
 
     def release(self, verdict: Verdict) -> None:
-        """Release the agents and wait until they disconnect."""
+        """Let all agents exit, and wait until they have disconnected."""
         self._gang.give(Release(verdict))
         deadline = time.monotonic() + self._config.settle_s
         while not self._gang.all_detached() and time.monotonic() < deadline:
@@ -253,22 +265,21 @@ class _LauncherProcess:
         if verdict.failure is None:
             log.info("the attempt ended: %s", verdict.outcome.value)
             if verdict.warning:
-                log.warning("%s", verdict.warning)
+                log.info("warning: %s", verdict.warning)  # not log.warning: the summary of `ringtrain run` has it too
         else:
             log.info("the attempt failed: %s", verdict.failure.message)
         return verdict
 
     def _divergence_verdict(self) -> Verdict | None:
-        """Return the verdict on the first reported loss that is not finite, if such losses end the attempt."""
+        """Return a failed verdict if --fail-on-nan is set and a loss is not finite; None otherwise."""
         if not self._config.fail_on_nan:
             return None
         with self._status.reports as reports:
             loss = reports.first_bad_loss
-        return verdict_on_loss(self._gang.view(), loss) if loss else None
+        return verdict_on_loss(self._gang.view(), loss, self._config.nan_setting) if loss else None
 
     def _with_log_tail(self, verdict: Verdict) -> Verdict:
-        """Add the log tail of a rank that could not send it, because it hangs or its agent is lost. It is in the log
-        store."""
+        """Return the verdict with the failed rank's last log lines from the store, if its agent could not send them."""
         failure = verdict.failure
         if failure is None or failure.rank is None or failure.log_tail:
             return verdict
@@ -298,8 +309,8 @@ class _LauncherProcess:
 
 
 class StopFlag:
-    """Stop requests of this process. SIGINT comes from a person or `ringtrain run` and is for the whole job; a second
-    one requests an immediate end. SIGTERM is sent to a pod that is deleted, possibly several times."""
+    """Requests to stop this process. SIGINT (a person or `ringtrain run`) is for the whole job; a second one requests
+    an immediate end. SIGTERM is sent, possibly repeatedly, to a pod that is deleted."""
 
     def __init__(self) -> None:
         self.asked = False
@@ -311,15 +322,16 @@ class StopFlag:
 
     @property
     def at_once(self) -> bool:
-        """Whether to end without waiting."""
+        """Whether an immediate end was requested."""
         return self.interrupts > 1
 
 
 def _hand_over(status: StatusSnapshot) -> int:
-    """Leave the ranks to the next launcher: send no order and write no outcome."""
+    """Exit without ending the attempt, so that another launcher continues: send no order and store no outcome. Return
+    the exit code."""
     log.warning(
-        "asked to stop, and the job goes on: its ranks train on, and wait for a new launcher at the next change "
-        "of their world, for at most %g s",
+        "stopping, but the job continues: its ranks train without a launcher and wait for a new one at the next "
+        "change of their world, for at most %g s",
         status.config.start_timeout_s,
     )
     status.observers.ended(None)
@@ -336,8 +348,8 @@ def _open_store(config: LauncherConfig, files: AttemptFiles, logs_open: int) -> 
         if exc.errno not in _NO_PLACE:
             raise
         raise ConfigurationError(
-            f"{contract.ENV_LOG_DIR}={str(config.log_root)!r}: logs cannot be kept there ({exc}); give user "
-            f"{os.getuid()} a volume that it can write (securityContext.fsGroup) and that has room"
+            f"{contract.ENV_LOG_DIR}={str(config.log_root)!r}: cannot store logs in this folder ({exc}); mount a "
+            f"volume that user {os.getuid()} can write (securityContext.fsGroup) and that has space"
         ) from exc
 
 

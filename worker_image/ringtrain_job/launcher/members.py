@@ -1,4 +1,5 @@
-"""Processes of an elastic job as the launcher sees them: members of a generation, and candidates for the next one."""
+"""Pure functions that choose the members of an elastic job's next generation from the states of all slots (places of
+ranks)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from ringtrain_job.control.model import ENDED, Member, RankPhase, RankState
 
 @dataclass(frozen=True)
 class MemberProcess:
-    """A process that is, or was, a member of a generation.
+    """Process that is or was a member of a generation of an elastic world.
 
     `instance`: the agent that runs it. `life`: number of the process in its slot. `joined`: first generation of the
     process.
@@ -28,12 +29,12 @@ class MemberProcess:
 
 @dataclass(frozen=True)
 class SlotView:
-    """A slot and its newest process.
+    """State of one slot (place of a rank) and of its newest process, as the launcher knows it.
 
-    `instance`: the slot's agent; empty before one registered. `order`: number of the newest order that the agent had
-    when it sent `state`. `silent`: the agent is not in contact now. `lost`: it has been silent for so long that it
-    counts as lost. `leaving`: its pod was ordered to stop. `pod_ended`: it is lost, and the operator knows that nothing
-    runs in its pod any more.
+    `instance`: id of the slot's agent; empty until an agent has registered. `order`: number of the newest order that
+    the agent had received when it sent `state`. `silent`: whether the agent is not in contact now. `lost`: whether the
+    agent has been silent for so long that it counts as lost. `leaving`: whether the agent's pod was ordered to stop.
+    `pod_ended`: whether the agent is lost, and the operator knows that no process runs in the agent's pod any more.
     """
 
     slot: int
@@ -48,18 +49,18 @@ class SlotView:
 
     @property
     def runs(self) -> bool:
-        """Whether a process is known to run in the slot."""
+        """Whether the slot has a running process."""
         return not self.lost and self.state.phase is RankPhase.RUNNING
 
     @property
     def finished(self) -> bool:
-        """Whether the program exited with 0."""
+        """Whether the slot's program exited with 0."""
         return self.state.phase is RankPhase.SUCCEEDED
 
 
 @dataclass(frozen=True)
 class WorldView:
-    """All slots of the job, including those without an agent. `asked`: slots that should have a rank."""
+    """States of all slots of an elastic job at one time. `asked`: slots in which a rank is requested."""
 
     slots: Mapping[int, SlotView]
     asked: frozenset[int]
@@ -67,12 +68,12 @@ class WorldView:
 
     @property
     def progressed(self) -> int:
-        """Highest step that a rank has committed or reported."""
+        """Highest step that any rank has committed or reported."""
         return max([self.progress, *(slot.state.committed for slot in self.slots.values())])
 
 
 class Standing(Enum):
-    """Standing of a member of a generation."""
+    """State of a generation's member: unknown, starting, in the generation, has left it, finished, or lost."""
 
     UNKNOWN = auto()  # its agent has not registered with this launcher yet
     STARTING = auto()  # it has not received the generation yet
@@ -83,7 +84,7 @@ class Standing(Enum):
 
 
 def member_standing(process: MemberProcess, generation: int, view: WorldView) -> Standing:
-    """Return the standing of `process`, a member of `generation`."""
+    """Return the state of `process` as a member of `generation`."""
     slot = view.slots[process.slot]
     if slot.instance != process.instance:
         return Standing.GONE if slot.instance or slot.lost else Standing.UNKNOWN
@@ -108,7 +109,7 @@ def is_newest(process: MemberProcess, view: WorldView) -> bool:
 
 
 def may_return(process: MemberProcess, view: WorldView) -> bool:
-    """Return whether `process` may reconnect: it is not known to have ended."""
+    """Return whether `process` may reconnect, because it is not known to have ended."""
     slot = view.slots[process.slot]
     if not slot.instance:  # its agent has not registered with this launcher process
         return True
@@ -116,10 +117,9 @@ def may_return(process: MemberProcess, view: WorldView) -> bool:
 
 
 def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
-    """Return the slots that should have a process: requested slots, except in pods that leave or if the program has
-    finished there.
+    """Return the slots that should have a process: the requested slots, except those on pods that must stop.
 
-    `again`: finished programs run again.
+    `again`: whether finished programs run again. If False, slots with a finished program are excluded too.
     """
     return frozenset(
         index
@@ -131,9 +131,10 @@ def wanted_slots(view: WorldView, *, again: bool) -> frozenset[int]:
 def are_members_fenced(
     members: Sequence[MemberProcess], generation: int, view: WorldView, order: int, *, stopped: bool
 ) -> bool:
-    """Return whether no process of an agent in contact can still be in an earlier generation.
+    """Return whether no process of a connected agent can still be in a generation earlier than `generation`.
 
-    `order`: state that agents sent before they had this order does not count. `stopped`: no process may run at all.
+    `members`: members of the last generation. `order`: number of an order. A process counts only if its agent had
+    received that order when it sent the process's state. `stopped`: whether all processes must have ended.
     """
     where = {process.slot: member_standing(process, generation, view) for process in members}
     if Standing.UNKNOWN in where.values():
@@ -153,9 +154,11 @@ def are_members_fenced(
 def member_candidates(
     wanted: frozenset[int], view: WorldView, order: int, *, stopped: bool, staying: frozenset[int] = frozenset()
 ) -> list[SlotView]:
-    """Return slots that can be in the next generation: a process waits there or, with `stopped`, one can be started.
+    """Return those of the `wanted` slots whose processes can join now.
 
-    `staying`: slots whose processes have the state and count although their pods were ordered to stop.
+    `stopped`: whether every generation starts new processes; if True, return the slots in which a process can be
+    started. `order`: an agent counts only if it had received this order when it sent its state. `staying`: slots whose
+    processes have the state, and which count although their pods were ordered to stop.
     """
     return [
         view.slots[index]
@@ -168,10 +171,11 @@ def member_candidates(
 def slots_to_keep(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, least: int
 ) -> frozenset[int]:
-    """Return slots of live `members` that are not requested but may not leave yet.
+    """Return the slots of live `members` that are no longer requested but must stay in the next generation.
 
-    At least one process that has the state stays until another one has it. Further processes stay if `least` ranks need
-    them, except those whose pods were ordered to stop: newcomers replace those only after they have ended.
+    `wanted`: the requested slots. `least`: lowest number of ranks. At least one process that has the state stays until
+    another process has it. Further processes stay if `least` ranks need them, except those whose pods were ordered to
+    stop: newcomers replace those only after they have ended.
     """
     alive = sorted(members, key=lambda process: (process.joined, process.slot))
     unwanted = [process.slot for process in alive if process.slot not in wanted]
@@ -185,7 +189,11 @@ def slots_to_keep(
 def newcomer_slots(
     members: Sequence[MemberProcess], wanted: frozenset[int], view: WorldView, *, stopped: bool
 ) -> set[int]:
-    """Return requested slots outside the generation that could join the next one."""
+    """Return the `wanted` slots that are not in the current generation and could join the next one.
+
+    `members`: members of the current generation. If `stopped` is True, every generation starts new processes; a slot is
+    then available only while it has no process. Otherwise its process must be waiting for a generation.
+    """
     inside = {process.slot for process in members}
     return {index for index in wanted - inside if _is_slot_available(view.slots[index], stopped=stopped)}
 
@@ -199,10 +207,11 @@ def _is_slot_available(slot: SlotView, *, stopped: bool, leaves: bool = True) ->
 def choose_members(
     chosen: Sequence[SlotView], members: Sequence[MemberProcess], generation: int, most: int, *, stopped: bool
 ) -> tuple[MemberProcess, ...]:
-    """Return the members of `generation` by rank: ranks of a worker are consecutive, and the oldest worker is first.
+    """Return the members of `generation` in rank order: by worker, the worker with the oldest process first.
 
-    Rank 0 is a member of the previous generation, if there is one. If there are more than `most`, the oldest are
-    chosen.
+    `chosen`: slots whose processes can join. If there are more than `most`, those with the oldest processes become
+    members. `members`: members of the previous generation; if one of them joins, rank 0 is one of them. `stopped`:
+    whether new processes are started for the generation.
     """
     former = {(process.slot, process.instance, process.life): process.joined for process in members}
 

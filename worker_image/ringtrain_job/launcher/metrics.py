@@ -1,4 +1,4 @@
-"""The launcher's `/metrics`: figures of `/status` for Prometheus (docs/reference/metrics.md)."""
+"""The launcher's `/metrics`: values of `/status` as Prometheus metrics (docs/reference/metrics.md)."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ Samples = Iterable[tuple[Sequence[str], float | None]]
 
 
 class StatusCollector(Collector):
-    """Collector that computes the figures of `/status` as Prometheus metrics on request.
+    """Prometheus collector that computes metrics from `/status` on each request.
 
     Every series has the labels `job_namespace` and `job_name`, because Prometheus itself uses `namespace` and `job`.
     """
@@ -46,7 +46,7 @@ class StatusCollector(Collector):
 
 
 class _MetricFamilies:
-    """Factory of one job's metric families. `by`: names of further labels."""
+    """Factory of metric families with the labels of one job. `by`: names of additional labels."""
 
     def __init__(self, namespace: str, job: str) -> None:
         self._job = [namespace, job]
@@ -180,7 +180,7 @@ def _data_worker_metrics(family: _MetricFamilies, data: Status) -> Iterable[Metr
 
 
 def _elastic_metrics(family: _MetricFamilies, elastic: Status) -> Iterable[Metric]:
-    yield family.gauge("ringtrain_formation", "Formation of the world that runs.", elastic["formation"])
+    yield family.gauge("ringtrain_formation", "Generation of the running world.", elastic["formation"])
     yield family.counter("ringtrain_recoveries", "Worlds made after a loss.", elastic["recoveries"])
     yield family.counter("ringtrain_lost_steps", "Steps given up by losses.", elastic["lostSteps"])
     text = "From the last loss that was seen until all ranks had met again."

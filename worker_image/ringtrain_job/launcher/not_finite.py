@@ -1,4 +1,4 @@
-"""Reported values that are not finite now, and the steps since which they are not."""
+"""Reported values that are currently NaN or infinite, and since which step."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -11,8 +11,8 @@ from ringtrain_job.launcher.verdict import GangView
 
 @dataclass(frozen=True)
 class NotFinite:
-    """A value that is not finite. `value`: NaN, Infinity or -Infinity. `since`: step of the first such report. `rank`:
-    the rank that sent it."""
+    """A reported value that is not finite. `value`: NaN, Infinity or -Infinity. `since`: step of the first such report
+    by `rank`."""
 
     value: str
     since: int
@@ -23,7 +23,7 @@ class NotFinite:
 
 
 class NotFiniteReports:
-    """Non-finite values in the ranks' reports. A value that is finite again is removed."""
+    """Collection of values in ranks' reports that are currently NaN or infinite."""
 
     def __init__(self) -> None:
         self._found: dict[str, dict[int, NotFinite]] = {}
@@ -46,13 +46,17 @@ class NotFiniteReports:
                 self.first_loss = ranks[rank]
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Delete the reports of other ranks."""
+        """Delete the values of all ranks except `ranks`."""
         for found in self._found.values():
             for rank in found.keys() - set(ranks):
                 del found[rank]
 
     def now(self) -> dict[str, NotFinite]:
-        """Return, by name, the rank's value that was not finite first."""
+        """Return the values that are not finite now, by name.
+
+        If several ranks report such a value of one name, return the value that has not been finite for the longest
+        time.
+        """
         first = {
             name: min(found.values(), key=lambda one: (one.since, one.rank))
             for name, found in self._found.items()
@@ -61,13 +65,12 @@ class NotFiniteReports:
         return dict(sorted(first.items()))
 
 
-def verdict_on_loss(view: GangView, loss: NotFinite) -> Verdict:
-    """Return the verdict of an attempt that ends because of a loss that is not finite. It has no exit code of a rank,
-    because no rank has ended."""
+def verdict_on_loss(view: GangView, loss: NotFinite, setting: str) -> Verdict:
+    """Return the failed verdict for an attempt that ends because `loss` is not finite and the user set `setting`."""
     worker = view.worker_of(loss.rank)
     failure = Failure(
         Reason.NOT_FINITE,
-        f"the loss that rank {loss.rank} reported is {loss.value} since step {loss.since} (--fail-on-nan, failOnNaN)",
+        f"the loss reported by rank {loss.rank} is {loss.value} since step {loss.since} ({setting})",
         loss.rank,
         worker.pod,
         worker.node,

@@ -1,4 +1,4 @@
-"""Observers of an attempt: features that display, plot, send or copy its data.
+"""Interface of observers: plugins of the launcher that show, send or copy the data of an attempt.
 
 Observers are plugins, found by `launcher/registry.py`.
 """
@@ -20,20 +20,20 @@ log = logging.getLogger(__name__)
 
 
 class HttpRoutes(Protocol):
-    """Paths that an observer serves on the status port."""
+    """Paths on the launcher's HTTP port that an observer serves."""
 
     def serves(self, path: str) -> bool:
         """Return whether the observer serves `path`."""
 
     def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
-        """Answer a GET request; call `admitted` once the client is authenticated."""
+        """Answer a GET request. Call `admitted` once the client has been authenticated."""
 
     def close(self, timeout_s: float) -> None:
         """End open requests within `timeout_s`."""
 
 
 class AttemptObserver:
-    """Base class of observers. Override the methods that you need.
+    """Base class of observers of an attempt. Override the methods that you need.
 
     `wrote`, `reported` and `measured` are called in order on threads that write logs, and must not block; the others on
     the main thread. An observer that raises is logged once and gets no more calls except `close`: it never delays or
@@ -44,40 +44,42 @@ class AttemptObserver:
     routes: HttpRoutes | None = None
 
     def listening(self, port: int) -> None:
-        """Called when the status port is open."""
+        """Called when the launcher's HTTP port is open."""
 
     def wrote(self, lines: bytes) -> None:
-        """Called with whole lines that were added to `job.log`."""
+        """Called with complete lines that were added to `job.log`."""
 
     def reported(self, rank: int, report: dict[str, Any]) -> None:
-        """Called with a stored report of `rank` that the launcher's status includes."""
+        """Called with each stored report of `rank`, except samples and descriptions of the run."""
 
     def measured(self, sample: MachineSample) -> None:
-        """Called with a sample that an agent has measured of its machine."""
+        """Called with a sample of a worker's resource use."""
 
     def world_changed(self, ranks: Collection[int]) -> None:
-        """Called when the world changes; from now on it has only these ranks."""
+        """Called when the world has changed. `ranks`: ranks of the new world."""
 
     def changed(self, view: GangView) -> None:
-        """Called when the gang may have changed, at most five times a second."""
+        """Called when states of ranks may have changed, at most five times a second."""
 
     def ended(self, verdict: Verdict | None) -> None:
-        """Called when the attempt has ended and its outcome is stored. None: another launcher continues the attempt."""
+        """Called when the attempt has ended and its outcome is stored. `verdict` None: another launcher will continue
+        it."""
 
     def close(self) -> None:
-        """End within some seconds."""
+        """Release all resources within some seconds."""
 
     def status(self) -> Mapping[str, Any]:
-        """Return this observer's entries of `logs` in /status."""
+        """Return this observer's entries in the field `logs` of the answer to `/status`."""
         return {}
 
     def unfinished(self) -> Mapping[str, Any] | None:
-        """Return unfinished work after `ended`, for the termination message, or None."""
+        """Return what could not be completed in `ended`, as entries for the termination message; None if all was
+        completed."""
         return None
 
 
 class Observers(AttemptObserver):
-    """All observers of an attempt, as one. Calls go to each in its order."""
+    """All observers of an attempt as one object. Each call is passed to all, by their `order`."""
 
     def __init__(self, observers: Collection[AttemptObserver] = ()) -> None:
         self._observers = sorted(observers, key=lambda observer: observer.order)
@@ -85,12 +87,12 @@ class Observers(AttemptObserver):
 
     @property
     def follows_gang(self) -> bool:
-        """Whether an observer implements `changed`. If none does, the view of thousands of ranks is not computed."""
+        """Whether any observer implements `changed`. If none does, the states of all ranks need not be collected."""
         return any(type(observer).changed is not AttemptObserver.changed for observer in self._observers)
 
     @property
     def all_routes(self) -> list[HttpRoutes]:
-        """Routes of all observers that have some."""
+        """HTTP paths of all observers that serve any."""
         return [observer.routes for observer in self._observers if observer.routes is not None]
 
     def listening(self, port: int) -> None:
@@ -132,4 +134,4 @@ class Observers(AttemptObserver):
                 call(observer)
             except Exception:  # a failing feature must not end training
                 self._failed.add(id(observer))
-                log.exception("%s failed and is off from now on; the job continues", type(observer).__name__)
+                log.exception("%s failed and is disabled; the job continues", type(observer).__name__)

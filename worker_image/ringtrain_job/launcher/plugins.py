@@ -1,4 +1,4 @@
-"""Check of environment variables that only plugins read: they are refused if the plugin is not installed."""
+"""Check that plugins are installed for the environment variables that only they read."""
 
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, distribution
@@ -9,7 +9,7 @@ from ringtrain.shared.environment import EnvironmentVariables
 
 
 def check_plugins(env: EnvironmentVariables, plugins: Mapping[str, str] = contract.PLUGIN_VARIABLES) -> None:
-    """Raise ConfigurationError for a variable in `env` whose plugin is not installed, because it would be ignored.
+    """Raise ConfigurationError if `env` sets a variable whose plugin is missing and which would be ignored.
 
     `plugins`: plugin name by variable. The value `if-installed` is never refused.
     """

@@ -1,4 +1,4 @@
-"""The launcher's output as an observer: merged log, progress lines, and the total at the end."""
+"""Observer that prints the merged log, progress lines, and the total speed at the end."""
 
 import math
 import sys
@@ -13,7 +13,7 @@ from ringtrain_job.launcher.throughput import throughput_step_line, throughput_t
 
 
 class ConsoleObserver(AttemptObserver):
-    """Print the lines of ranks, and progress at the console's interval."""
+    """Observer that prints ranks' lines and the progress to stdout."""
 
     order = 10
 
@@ -46,7 +46,7 @@ class ConsoleObserver(AttemptObserver):
         self._console.show_progress(bar, line)
 
     def ended(self, verdict: Verdict | None) -> None:
-        """Print the total throughput, if it was measured and the summary of `ringtrain run` does not contain it."""
+        """Print the total speed at the end, unless `ringtrain run` prints it in its summary."""
         if verdict is None:
             return
         self._console.show_progress(None, "")
@@ -64,7 +64,7 @@ class ConsoleObserver(AttemptObserver):
 
 
 def open_console(attempt: Attempt) -> ConsoleObserver | None:
-    """Return the observer that writes to standard output."""
+    """Return the observer that prints to stdout; None if the attempt has already ended."""
     if attempt.is_over:
         return None
     config = attempt.config

@@ -1,4 +1,4 @@
-"""Features of the launcher, found by entry points: observers of an attempt, and backends that start its ranks.
+"""Search for the launcher's plugins by entry points: observers of an attempt, and backends that start its ranks.
 
 * `ringtrain.launcher.observers`: functions that take an `Attempt` and return an `AttemptObserver`, or None if the
   feature is off.
@@ -28,7 +28,7 @@ BACKENDS: Final = "ringtrain.launcher.backends"
 
 @dataclass(frozen=True)
 class Attempt:
-    """One attempt. `is_over`: it ended under an earlier launcher, and this one repeats its outcome. `gives_up`: returns
+    """The attempt, as passed to observers. `is_over`: whether an earlier launcher has ended it. `gives_up`: returns
     whether a person has requested an immediate end."""
 
     status: StatusSnapshot
@@ -46,8 +46,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BackendContext:
-    """Inputs of a backend. `command`: the launcher's command. `hosts`: control of a run that may start agents on other
-    hosts."""
+    """Inputs of a backend. `command`: the launcher's command. `hosts`: means to start agents on other hosts."""
 
     status: StatusSnapshot
     sites: WorkerSites
@@ -64,7 +63,8 @@ class BackendContext:
 
 
 def open_observers(attempt: Attempt, stack: ExitStack) -> Observers:
-    """Open all observers; `stack` closes them. Raises ConfigurationError."""
+    """Return all observers of `attempt`. Closing `stack` closes them. Raises ConfigurationError for an invalid
+    setting."""
     found: list[AttemptObserver] = []
     for point in _entry_points(OBSERVERS):
         observer = point.load()(attempt)
@@ -75,14 +75,14 @@ def open_observers(attempt: Attempt, stack: ExitStack) -> Observers:
 
 
 def open_backend(context: BackendContext) -> Backend:
-    """Open the backend of the job. Raises ConfigurationError."""
+    """Return the backend for the job. Raises ConfigurationError if its plugin is missing."""
     for point in _entry_points(BACKENDS):
         backend: Backend | None = point.load()(context)
         if backend is not None:
             return backend
     if not context.config.agents_start_ranks:
         raise plugin_missing(context.config.backend)
-    raise LookupError(f"no entry point of {BACKENDS} takes this job; is ringtrain installed with its metadata?")
+    raise LookupError(f"no entry point of {BACKENDS} accepts this job; reinstall ringtrain with pip")
 
 
 def _entry_points(group: str) -> list[EntryPoint]:

@@ -1,4 +1,4 @@
-"""Backend of a ring job: all agents register, the gang starts at once, and the attempt ends with its ranks."""
+"""Backend of a job with a fixed world: wait for all agents, start all ranks, end with the ranks."""
 
 import logging
 import signal
@@ -10,15 +10,15 @@ from ringtrain.errors import some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Outcome, Reason, Registration, Start, Stop, Verdict
 from ringtrain_job.launcher.backend import HandOver, RequestWorkers
-from ringtrain_job.launcher.gang import make_world
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict, with_warning
+from ringtrain_job.launcher.worlds import make_world
 
 log = logging.getLogger(__name__)
 
 
 class RingBackend:
-    """Backend that waits for all agents, starts the gang, and watches it."""
+    """Backend of a fixed world: waits for all agents, orders them to start their ranks, and watches the ranks."""
 
     request_workers: RequestWorkers | None = None
 
@@ -56,24 +56,24 @@ class RingBackend:
         return self._gang.all_drained()
 
     def close(self) -> None:
-        """Do nothing: agents end their ranks."""
+        """Do nothing, because agents end their ranks."""
 
     def status(self) -> Mapping[str, Any]:
         return {}
 
     def decide(self, view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
-        """Return the verdict, or None while the attempt is undecided."""
+        """Return the verdict on the attempt; None while it is undecided."""
         return with_warning(view, decide_verdict(view, now, patience))
 
     def in_rank_order(self, workers: Sequence[Registration]) -> list[Registration]:
-        """Sort `workers`, which are in index order, by rank."""
+        """Return the registrations `workers`, which are in order of index, in rank order."""
         return list(workers)
 
     def started(self, members: Sequence[Registration]) -> None:
-        """Hook: agents have received the order to start; `members` are in rank order."""
+        """Hook for subclasses: called after agents have received the order to start. `members`: in rank order."""
 
     def refusal_of_running_ranks(self, view: GangView) -> Verdict | None:
-        """Return a failed verdict if ranks that an earlier launcher started cannot continue, else None."""
+        """Return a failed verdict if an earlier launcher started the ranks and they cannot continue; otherwise None."""
         fresh = self._gang.fresh_workers()
         return _restart_verdict(view, fresh[0]) if fresh else None
 
@@ -83,7 +83,7 @@ class RingBackend:
         self._gang.give(Start(make_world(members, self._sites.by_index)))
         self._status.running_since = time.time()
         self._is_running = True
-        log.info("all workers are here; ranks: %d", self._config.world_size)
+        log.info("all workers have registered; ranks: %d", self._config.world_size)
         self.started(members)
 
     def _late_verdict(self) -> Verdict | None:
@@ -110,8 +110,8 @@ class RingBackend:
             f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
             f"{some_of(missing)}"
             if missing
-            else f"the operator did not report within {config.start_timeout_s:g} s at which sites the workers are "
-            f"(networking.sites: {config.site_label}); it needs the right to get nodes"
+            else f"the operator did not report the workers' sites within {config.start_timeout_s:g} s "
+            f"(networking.sites: {config.site_label}); it needs the permission to get nodes"
         )
         failure = Failure(Reason.NOT_ASSEMBLED, message)
         return Verdict(Outcome.FAILED, contract.EXIT_NOT_ASSEMBLED, failure=failure)
@@ -127,7 +127,7 @@ class RingBackend:
 
 
 def open_ring(context: BackendContext) -> RingBackend | None:
-    """Return the backend of a job whose agents start the ranks; None for another job."""
+    """Return the backend of a job whose world is fixed and whose agents start the ranks; None for any other job."""
     return RingBackend(context) if context.config.agents_start_ranks else None
 
 

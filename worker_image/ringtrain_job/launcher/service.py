@@ -1,4 +1,4 @@
-"""The Coordinator service: converts between protobuf and calls on the gang and the log store.
+"""gRPC service Coordinator, which agents call: passes their calls to the gang and the log store.
 
 Its methods are coroutines on one thread. Files are written on another thread, so that a disk that hangs blocks nothing
 else.
@@ -39,7 +39,7 @@ _DEFLATE_BYTES = 16 << 10
 
 @dataclass(frozen=True)
 class _EncodedOrder:
-    """An order as messages. `turns`: limit on agents that receive it at the same time."""
+    """An order as protobuf messages. `turns`: limits how many agents receive it at the same time."""
 
     order: Order
     plain: Any
@@ -55,7 +55,7 @@ class _EncodedOrder:
 
 
 class CoordinatorService:
-    """Implementation of the Coordinator service for agents (proto/ringtrain/v1/coordinator.proto)."""
+    """gRPC service that agents call (proto/ringtrain/v1/coordinator.proto)."""
 
     def __init__(self, gang: Gang, store: LogStore, attempt: int, data: DataMembers | None = None) -> None:
         self._gang = gang
@@ -75,7 +75,7 @@ class CoordinatorService:
         gang.on_order = self._wake
 
     def close(self) -> None:
-        """End the writer thread. The server must be closed."""
+        """End the thread that writes logs. Close the server first."""
         self._writer.shutdown(wait=False, cancel_futures=True)
 
     async def Register(self, request: Any, context: Any) -> Any:
@@ -90,12 +90,15 @@ class CoordinatorService:
         if refusal is not None:
             log.warning("refused %s: %s", who, refusal.reason)
             return pb.RegisterReply(reason=refusal.reason, misconfigured=refusal.misconfigured)
-        log.info("registered %s%s", who, ", its ranks run already" if registration.ranks else "")
+        log.info("registered %s%s", who, ", its ranks are already running" if registration.ranks else "")
         histories = [message_fields(history) for history in self._histories(registration)]
         return pb.RegisterReply(accepted=True, slots=histories)
 
     def _histories(self, registration: Registration) -> Iterator[SlotHistory]:
-        """Yield the stored state of this worker's slots that an earlier agent left."""
+        """Yield the numbers at which an earlier agent of a worker stopped, for each slot that has any.
+
+        The numbers are those of the slot's last process, log record and report.
+        """
         first = registration.worker_index * registration.slots
         for slot in range(first, first + registration.slots):
             records = [self._store.last(stream, slot) for stream in (LogStream.LOG, LogStream.REPORT)]
@@ -126,7 +129,7 @@ class CoordinatorService:
         return self._encoded
 
     def _wake(self) -> None:
-        """Wake all order streams. Called on the thread that set the order."""
+        """Wake all streams of orders, because the order has changed."""
         if self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the server is closed
                 self._loop.call_soon_threadsafe(self._tell)
@@ -165,18 +168,18 @@ class CoordinatorService:
         since = self._writing_since
         if since is None or time.monotonic() - since <= _WRITE_S:
             return False
-        self._log_problem(f"a write in {self._store.files.directory} has not ended for {_WRITE_S:g} s")
+        self._log_problem(f"a write to {self._store.files.directory} takes longer than {_WRITE_S:g} s")
         return True
 
     def append(self, request: Any) -> Any:
-        """Write the log chunks of a request; the reply contains the last stored record of each."""
+        """Write a request's log chunks; return a reply with the last stored record of each stream."""
         reply = pb.AppendReply()
         if request.attempt != self._attempt:
-            log.warning("refused log lines of attempt %d in attempt %d", request.attempt, self._attempt)
+            log.warning("refused log lines of attempt %d: this is attempt %d", request.attempt, self._attempt)
             return reply
         if request.instance and self._gang.is_replaced(request.worker_index, request.instance):
             # Its record numbers collide with those of the agent that replaced it.
-            self._stale.say(f"refused log lines of worker {request.worker_index}: another agent has its place")
+            self._stale.say(f"refused log lines of worker {request.worker_index}: a newer agent has replaced it")
             return reply
         for dropped in request.dropped:
             self._store.note_dropped(request.instance, dropped.rank, dropped.lines)
@@ -195,11 +198,11 @@ class CoordinatorService:
         return reply
 
     def _log_problem(self, problem: str) -> None:
-        self._complaints.say(f"log lines cannot be written, agents store them for now: {problem}")
+        self._complaints.say(f"cannot write log lines now, agents buffer them: {problem}")
 
 
 class DataService:
-    """Implementation of the DataWorkers service for data workers (proto/ringtrain/v1/coordinator.proto)."""
+    """gRPC service that data workers call (proto/ringtrain/v1/coordinator.proto)."""
 
     def __init__(self, data: DataMembers) -> None:
         self._data = data

@@ -1,4 +1,4 @@
-"""Copies of the attempt's files in the job's object store, uploaded while it runs and completed at its end."""
+"""Observer that uploads the attempt's log files to an object store."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,7 +10,7 @@ from ringtrain_job.logs.shipping import LogShipping, Unshipped
 
 
 class ShippedLogs(AttemptObserver):
-    """Upload the log store. Also completes the upload if the launcher fails."""
+    """Observer that uploads the log files while the attempt runs, and completes the upload at its end."""
 
     order = 90  # after the other observers, whose files it uploads
 
@@ -37,5 +37,5 @@ class ShippedLogs(AttemptObserver):
 
 
 def open_shipping(attempt: Attempt) -> ShippedLogs | None:
-    """Return the observer of a job whose logs go to an object store; None for another job."""
+    """Return the observer of a job whose logs go to an object store; None for any other job."""
     return ShippedLogs(attempt) if attempt.config.log_uri else None

@@ -1,4 +1,4 @@
-"""At which site each worker is."""
+"""Site of each worker. A site is a group of hosts that share a fast network."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -7,8 +7,8 @@ log = logging.getLogger(__name__)
 
 
 class WorkerSites:
-    """Names of sites by worker. `names`: sites by worker index that do not change. `awaits_nodes`: whether the
-    operator sends the site of each node; the site of a worker is unknown until then."""
+    """Site names of workers. `names`: by worker index, if fixed. `awaits_nodes`: whether the operator sends the site of
+    each node."""
 
     def __init__(self, names: Mapping[int, str], awaits_nodes: bool) -> None:
         self.by_index = dict(names)
@@ -19,16 +19,16 @@ class WorkerSites:
 
     @property
     def are_named(self) -> bool:
-        """Whether ranks are at sites at all."""
+        """Whether the job has sites."""
         return bool(self.by_index) or self.awaits_nodes or self.of_host is not None
 
     def hear(self, by_index: Mapping[int, str], by_node: Mapping[str, str]) -> None:
-        """Store the sites that the operator has read, by worker index and by node."""
+        """Store the site names that the operator has sent, by worker index and by node."""
         self.by_index.update(by_index)
         self.by_node.update(by_node)
 
     def of(self, worker: int, node: str) -> str:
-        """The site of `worker`, whose pod is on `node`; empty if it is not known."""
+        """Return the site name of `worker`, whose pod is on `node`; empty if it is unknown."""
         if self.of_host is not None:
             return self.of_host(worker)
         if not self.awaits_nodes:
@@ -36,5 +36,5 @@ class WorkerSites:
         site = self.by_node.get(node, "")
         if not site and node in self.by_node and node not in self._without:
             self._without.add(node)
-            log.error("node %s has no label that names a site (networking.sites); it gets no ranks", node)
+            log.error("node %s lacks the label for sites (networking.sites), so it gets no ranks", node)
         return site

@@ -1,4 +1,4 @@
-"""`/status`: a snapshot of everything the launcher knows, in the format of docs/contract.md."""
+"""`/status`: everything that the launcher knows about the job, as JSON (docs/contract.md)."""
 
 import threading
 import time
@@ -23,7 +23,7 @@ from ringtrain_job.logs.store import LogStore
 
 
 class LauncherReports:
-    """Reports of ranks, shared by the threads that write logs and those that answer `/status`."""
+    """Reports of all ranks, with a lock: threads that store logs add them, threads that answer `/status` read them."""
 
     def __init__(self, world_size: int) -> None:
         self._lock = threading.Lock()
@@ -31,7 +31,7 @@ class LauncherReports:
         self.voice = PrintedReportsChoice()
 
     def start_over(self, world_size: int) -> None:
-        """Delete all reports; `world_size` ranks will report. The caller must hold the lock."""
+        """Delete all reports, and expect reports of `world_size` ranks. The caller must hold the lock."""
         self._throughput = GangThroughput(world_size)
 
     def __enter__(self) -> GangThroughput:
@@ -44,7 +44,7 @@ class LauncherReports:
 
 @dataclass
 class StatusSnapshot:
-    """Data behind `/status`, `/metrics` and `/healthz`.
+    """Data for `/status`, `/metrics` and `/healthz`.
 
     `running_since`: time at which the gang was complete; None before. `last_progress`, `first_progress`: arrival of the
     newest and the first report. All times are of this host's clock, because ranks' clocks may be wrong. `backend`:
@@ -72,15 +72,15 @@ class StatusSnapshot:
 
     @property
     def world_size(self) -> int:
-        """Number of ranks of the current world."""
+        """Number of ranks in the current world."""
         return self.config.world_size if self.backend is None else self.backend.ranks
 
     def backend_status(self) -> Mapping[str, Any]:
-        """Return the backend's part of `/status`."""
+        """Return the entries of the backend in `/status`."""
         return {} if self.backend is None else self.backend.status()
 
     def follow(self) -> None:
-        """Load the log store's present content, and pass new content on to the observers."""
+        """Load the reports and samples in the log store, and pass new content to the observers from now on."""
         store = self.store
         for sample in store.samples():
             self._add_sample(sample)
@@ -102,7 +102,7 @@ class StatusSnapshot:
             store.on_about = self.about.add
 
     def add_report(self, rank: int, report: dict[str, Any]) -> None:
-        """Record a report."""
+        """Record one report of `rank`."""
         path = report.get("startedFrom")
         if path is not None:  # not a step; the first one counts
             self.started_from = self.started_from or (int(report["step"]), path)
@@ -119,7 +119,7 @@ class StatusSnapshot:
             reports.add(rank, report)
 
     def keep_ranks(self, ranks: Collection[int]) -> None:
-        """Restrict the world to these ranks."""
+        """Remove reports of all ranks except `ranks`, the members of the new world."""
         with self.reports as reports:
             reports.keep(ranks)
             self.reports.voice.keep(ranks)
@@ -131,25 +131,25 @@ class StatusSnapshot:
                 self.machines[sample.worker] = sample
 
     def reported_step(self) -> int:
-        """Return the lowest step that a rank has reported last; 0 before the first report."""
+        """Return the lowest of the ranks' last reported steps; 0 before the first report."""
         with self.reports as reports:
             return reports.lowest_step or 0
 
     @property
     def phase(self) -> str:
-        """`Waiting` for agents, `Running`, `Succeeded` or `Failed`."""
+        """Phase of the attempt: `Waiting` (for agents), `Running`, `Succeeded` or `Failed`."""
         if self.verdict is not None:
             return "Succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "Failed"
         return "Waiting" if self.running_since is None else "Running"
 
     def progress(self) -> dict[str, Any] | None:
-        """Return the training progress in the format of the contract; None before the first report."""
+        """Return the training's progress as a JSON object (docs/contract.md); None before the first report."""
         with self.reports as reports:
             progress, error = reports.progress(), reports.uncertainty()
         return self._progress_json(progress, error)
 
     def status(self) -> dict[str, Any]:
-        """Return the document of `/status`."""
+        """Return the document that `/status` answers with, as JSON values."""
         view = self.gang.view()
         with self.reports as reports:
             ranks = [self._rank_json(reports, state) for state in view.ranks]
@@ -158,8 +158,7 @@ class StatusSnapshot:
         return {**job, "workers": self._workers_json(view), "ranks": ranks, "machines": seen}
 
     def brief_status(self) -> dict[str, Any]:
-        """Return the document for frequent requests: without `ranks`, and with one entry for consecutive equal
-        workers."""
+        """Return the JSON document of `/status?brief`: without ranks, and with equal consecutive workers merged."""
         view, data = self.gang.view(), self._data_json()
         registrations, lost = self.gang.registrations(), self.gang.lost_workers()
         pods = {index: found.incarnation for index, found in registrations.items() if found.incarnation}
@@ -238,7 +237,7 @@ class StatusSnapshot:
         return {"rank": state.rank, "state": state.phase.value, "exitCode": state.exit_code, "step": step, **more}
 
     def _measured_json(self, reports: GangThroughput, rank: int) -> dict[str, Any]:
-        """Return timing figures of one rank; in a large world only input wait and lag."""
+        """Return the measured times of one rank. In a large world, return only input wait and lag."""
         measured: dict[str, Any] = {"inputWait": reports.times.input_part(rank), "lag": reports.lag.of(rank)}
         if self.config.world_size <= MOST_RANKS:
             measured["stepTime"] = reports.times.of(rank)
@@ -257,7 +256,7 @@ class StatusSnapshot:
         return progress_json(progress, error, start)
 
     def start_text(self) -> str | None:
-        """Return a description of the checkpoint that training resumed from; None if unknown."""
+        """Return text about the checkpoint from which training resumed; None if unknown."""
         if self.started_from is None:
             return None
         step, path = self.started_from
@@ -265,8 +264,7 @@ class StatusSnapshot:
 
 
 def merged_report_entries(entries: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Merge consecutive equal entries, which are ordered by `index`, into one with the first `index` and the last as
-    `to`."""
+    """Return `entries`, sorted by `index`, with equal consecutive ones merged: `index` is the first, `to` the last."""
     found: list[dict[str, Any]] = []
     end, rest = -1, None
     for entry in entries:

@@ -1,4 +1,4 @@
-"""One attempt in short: the state, times, steps and speed that the terminal, lists and pages show."""
+"""Summary of one attempt (state, times, steps, speed), which the terminal, lists and pages show."""
 
 import fcntl
 import functools
@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from ringtrain.shared.formats import duration
 from ringtrain_job.launcher.throughput import GangThroughput, progress_json, shown_throughput
-from ringtrain_job.logs.events import KUBERNETES, read_log_events
+from ringtrain_job.logs.events import KUBERNETES, has_valid_time, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.printed import PrintedReportsChoice
 from ringtrain_job.logs.reading import read_log_from, read_log_members, read_outcome
@@ -26,8 +26,8 @@ _NEWEST_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True)
 class AttemptSummary:
-    """`state`: the outcome, `Running`, or `Killed` if the launcher died. `began`, `ended`: seconds since the epoch by
-    the launcher's clock; while the attempt runs, `ended` is now. `progress`: in the words of the contract."""
+    """Summary of one attempt. `state`: the outcome, `Running`, or `Killed` if the launcher died. `began`, `ended`:
+    seconds since the epoch; for a running attempt, `ended` is now. `progress`: as in docs/contract.md."""
 
     files: AttemptFiles
     state: str
@@ -40,18 +40,18 @@ class AttemptSummary:
 
     @property
     def took_s(self) -> float | None:
-        """Return the seconds from the beginning to the end, None if one of them is unknown."""
+        """Duration of the attempt in seconds; None if start or end is unknown."""
         return None if self.began is None or self.ended is None else max(0.0, self.ended - self.began)
 
     @property
     def loss(self) -> float | str | None:
-        """Return the mean loss of the ranks; a word such as NaN if it is not finite."""
+        """Mean loss of all ranks; a word such as NaN if it is not finite."""
         found = (self.progress.get("notFinite") or {}).get("loss")
         return str(found["value"]) if found else self.progress.get("loss")
 
     @property
     def shown(self) -> dict[str, str]:
-        """Return the texts that every list, table and page shows, by name; empty if unknown."""
+        """Texts by name that lists, tables and pages show; empty where a value is unknown."""
         step, total, rate = (self.progress.get(key) for key in ("step", "totalSteps", "samplesPerSecond"))
         return {
             "state": self.state,
@@ -63,7 +63,7 @@ class AttemptSummary:
         }
 
     def document(self) -> dict[str, Any]:
-        """Return the same as JSON: numbers for programs, and `shown` for pages."""
+        """Return the summary as a JSON object: the values as numbers, and under "shown" the same values as texts."""
         return {
             "attempt": self.files.number,
             "state": self.state,
@@ -85,7 +85,8 @@ class AttemptSummary:
 def summarize_attempt(files: AttemptFiles, now: Mapping[str, Any] | None = None) -> AttemptSummary:
     """Return the summary of the attempt in `files`.
 
-    `now`: the outcome so far, from a launcher that still runs; None: read what is in the files.
+    `now`: the attempt's present state from its running launcher, in the form of an outcome. If None, the stored outcome
+    is read.
     """
     outcome = now if now is not None else read_outcome(files)
     state = str(outcome["outcome"]) if outcome else RUNNING if _is_journal_locked(files) else KILLED
@@ -99,21 +100,31 @@ def summarize_attempt(files: AttemptFiles, now: Mapping[str, Any] | None = None)
     )
 
 
+def attempt_start(files: AttemptFiles) -> float:
+    """Return when the attempt began, as its summary does, in seconds since the epoch; 0 if it is unknown."""
+    return _span(files, sees_end=read_outcome(files) is not None)[0] or 0.0
+
+
 def read_reports(path: Path, position: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the reports in `path` from a byte `position` on, without lines that were cut."""
+    """Yield the reports in the file `path` from byte `position` on, without incomplete lines.
+
+    A line whose `time` is not a time, because someone changed the file, is skipped.
+    """
     rest = b""
     for chunk in read_log_from(path, position):
         *lines, rest = (rest + chunk).split(b"\n")
         for line in lines:
             with suppress(ValueError):
                 found = json.loads(line)
-                if isinstance(found, dict):
+                if isinstance(found, dict) and has_valid_time(found):
                     yield found
 
 
 def _span(files: AttemptFiles, sees_end: bool) -> tuple[float | None, float | None]:
-    """Return when the attempt began and ended, by the launcher's events. `sees_end`: the launcher recorded the end;
-    else the first and the last report count, too."""
+    """Return the times at which the attempt began and ended, from its events; None for an unknown time.
+
+    `sees_end`: whether the events include the end. If not, the times of the first and last report count too.
+    """
     times = [event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES]
     if not sees_end or not times:
         first = next(read_reports(files.metrics), {})
@@ -129,7 +140,7 @@ def _newest_position(path: Path) -> int:
 
 
 def _newest_progress(files: AttemptFiles) -> Mapping[str, Any] | None:
-    """Return progress as the launcher would compute it, from the newest reports; None without a report."""
+    """Return the progress of an attempt, computed from its newest reports; None without a report."""
     try:
         size = files.metrics.stat().st_size
     except OSError:
@@ -139,7 +150,8 @@ def _newest_progress(files: AttemptFiles) -> Mapping[str, Any] | None:
 
 @functools.lru_cache(maxsize=256)
 def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str, Any] | None:
-    """`size`: of the file, so that one that grows is read again. `members`: ranks of an elastic world."""
+    """Return the progress from the reports in `path`. `size`: size of the file, for the cache. `members`: slots of the
+    last world in an elastic job."""
     choice = PrintedReportsChoice()
     counted: list[tuple[int, dict[str, Any]]] = []
     for report in read_reports(path, _newest_position(path)):
@@ -159,14 +171,15 @@ def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str,
 
 
 def _announced_ranks(files: AttemptFiles) -> int | None:
-    """Return the number of ranks that a launcher on this machine wrote next to its link, if any."""
+    """Return the number of ranks, from the file that the launcher of a local run writes about its HTML page; None if
+    unknown."""
     with suppress(OSError, ValueError, KeyError, TypeError):
         return int(json.loads(files.page.read_text())["worldSize"])
     return None
 
 
 def _is_journal_locked(files: AttemptFiles) -> bool:
-    """Return whether a launcher lives: it locks the journal until it ends."""
+    """Return whether the attempt's launcher is running: it locks the journal until it ends."""
     with suppress(OSError), files.journal.open("rb") as journal:
         try:
             fcntl.flock(journal, fcntl.LOCK_SH | fcntl.LOCK_NB)

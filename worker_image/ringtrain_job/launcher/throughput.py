@@ -1,4 +1,4 @@
-"""Progress and speed of the gang, computed from the reports of its ranks.
+"""Progress and speed of a job, computed from the reports of its ranks.
 
 A step of the gang lasts from the time its last rank reported the previous step to the time its last rank reported this
 one. Its speed is the samples of all ranks in it divided by that time. The definitions are those of the TensorFlow
@@ -40,7 +40,7 @@ _TIMED_STEPS = 50
 
 @dataclass(frozen=True)
 class Speed:
-    """Samples per second: mean, standard error and robust spread of the timed steps."""
+    """Samples per second over the timed steps: mean, standard error, and jitter (robust spread)."""
 
     mean: float
     uncertainty: float
@@ -49,8 +49,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of the gang: `step` is the lowest step of all reporting ranks. `printed`: parsed from the ranks'
-    output."""
+    """Progress of a job. `step`: lowest step of all reporting ranks. `printed`: whether it was extracted from printed
+    lines."""
 
     step: int
     total_steps: int | None
@@ -74,7 +74,7 @@ class _StepReports:
 
 
 class GangThroughput:
-    """Aggregator of report lines that computes the gang's progress and speed. Not thread-safe.
+    """Aggregator that computes a job's progress and speed from reports. Not thread-safe.
 
     Only ranks that report count: a script may report from rank 0 alone. Because reports of different workers arrive at
     different times, steps stay open until every rank has reported once, or for ten seconds of report time.
@@ -101,7 +101,7 @@ class GangThroughput:
         self.last_report_time: float | None = None
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Restrict the gang to these ranks; the reports of others no longer count as progress."""
+        """Remove all ranks except `ranks` from the progress, because the world has changed."""
         self._world_size = len(ranks)
         self._steps = {rank: step for rank, step in self._steps.items() if rank in ranks}
         self._ranks_at = Counter(self._steps.values())
@@ -111,7 +111,7 @@ class GangThroughput:
         self._not_finite.keep(ranks)
 
     def add(self, rank: int, report: Mapping[str, Any]) -> list[int]:
-        """Add one report; return the steps that it completes on all reporting ranks."""
+        """Add one report of `rank`; return the steps that all reporting ranks have now completed."""
         step, time = int(report["step"]), float(report["time"])
         self.times.add(rank, report)
         self._note_step(rank, max(step, self._steps.get(rank, step)))
@@ -164,7 +164,7 @@ class GangThroughput:
             self._last_end = entry.ended
 
     def speed(self) -> Speed | None:
-        """Return the speed of the timed steps; None before two steps are complete, or without samples."""
+        """Return the speed over the timed steps; None before two complete steps, or without samples."""
         if self._timed_samples <= 0:
             return None
         speeds = self._speeds
@@ -173,7 +173,7 @@ class GangThroughput:
         return Speed(self.total() or 0.0, self.uncertainty() or 0.0, jitter)
 
     def uncertainty(self) -> float | None:
-        """Return the standard error of the speed; None without a speed."""
+        """Return the standard error of the speed in samples per second; None without a speed."""
         speeds = self._speeds
         if self._timed_samples <= 0:
             return None
@@ -183,13 +183,13 @@ class GangThroughput:
         return math.sqrt(variance) / math.sqrt(len(speeds))
 
     def total(self) -> float | None:
-        """Return samples per second from the first complete step to the last."""
+        """Return the mean samples per second from the first complete step to the last; None if unknown."""
         if self._first_end is None or self._last_end is None or self._last_end <= self._first_end:
             return None
         return _throughput_number(self._timed_samples / (self._last_end - self._first_end))
 
     def progress(self) -> Progress | None:
-        """Return the progress of the gang; None before the first report."""
+        """Return the job's progress; None before the first report."""
         if not self._steps:
             return None
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
@@ -216,16 +216,16 @@ class GangThroughput:
 
     @property
     def first_report_time(self) -> float | None:
-        """Time of the first report, on the clock of its rank's host; None before it."""
+        """Time of the first report, on the clock of its rank's host; None before that."""
         return self._first_report
 
     @property
     def complete_step(self) -> int:
-        """Newest step that is complete on all reporting ranks; -1 before the first."""
+        """Newest step that all reporting ranks have completed; -1 before any."""
         return self._closed
 
     def left_s(self, progress: Progress) -> float | None:
-        """Return the estimated seconds from the last report to the last step, at the mean pace; None if unknown."""
+        """Return the estimated seconds from the last report to the end of training; None if unknown."""
         first, last, begin = self._first_report, self.last_report_time, self._begin or 0
         if not progress.total_steps or first is None or last is None or progress.step <= begin:
             return None
@@ -233,12 +233,12 @@ class GangThroughput:
 
     @property
     def first_bad_loss(self) -> NotFinite | None:
-        """The first reported loss that was not finite."""
+        """First reported loss that was NaN or infinite; None if there was none."""
         return self._not_finite.first_loss
 
     @property
     def has_loss(self) -> bool:
-        """Return whether any report had a loss."""
+        """Whether any report contained a loss."""
         return self._not_finite.has_loss
 
     @property
@@ -247,12 +247,15 @@ class GangThroughput:
         return min(self._ranks_at, default=None)
 
     def step_of(self, rank: int) -> int | None:
-        """Return the newest step that `rank` has reported."""
+        """Return the newest step that `rank` has reported; None without a report."""
         return self._steps.get(rank)
 
     def slowest(self, ranks: Collection[int]) -> int | None:
-        """Return the slowest of `ranks`: the straggler, unless a rank is more than a step behind it. Then the rank at
-        the lowest step; of several there, the one with the oldest report."""
+        """Return the slowest of `ranks`; None if `ranks` is empty.
+
+        This is the straggler, unless another rank is more than a step behind it. If so, or without a straggler, it is
+        the rank at the lowest step. Of several ranks at that step, it is the one with the oldest report.
+        """
         never = -1
         straggler = self.times.straggler()
         if straggler is not None and straggler.rank in ranks:
@@ -266,8 +269,8 @@ class GangThroughput:
         return min(ranks, key=position, default=None)
 
     def delaying_rank(self, ranks: Collection[int]) -> int | None:
-        """Return the slowest reporting rank of `ranks` if it delays others: the straggler, or a rank more than a step
-        behind another. Otherwise None, because the report order within one step means nothing."""
+        """Return the slowest of `ranks` if it is the straggler or is more than one step behind another rank;
+        None otherwise."""
         reporting = [rank for rank in ranks if rank in self._steps]
         rank, straggler = self.slowest(reporting), self.times.straggler()
         if rank is None or (straggler is not None and straggler.rank == rank):
@@ -276,7 +279,7 @@ class GangThroughput:
 
 
 def progress_json(progress: Progress, error: float | None, started_from: str | None = None) -> dict[str, Any]:
-    """Return `progress` in the words of the contract. `error`: the standard error of its speed."""
+    """Return `progress` as a JSON object (docs/contract.md). `error`: standard error of the speed."""
     return {
         "step": progress.step,
         "totalSteps": progress.total_steps,
@@ -297,7 +300,7 @@ def _throughput_number(value: object) -> float | None:
 
 
 def throughput_step_line(progress: Progress, speed: Speed | None) -> str:
-    """Return a progress line: `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
+    """Return a progress line, such as `Step 40/300  images/sec: 5120.3 +/- 31.2 (jitter = 12.4)  loss: 0.412`."""
     parts = [f"Step {progress.step}" + (f"/{progress.total_steps}" if progress.total_steps else "")]
     if speed is not None:
         form = _throughput_format(speed.mean)
@@ -311,12 +314,12 @@ def _throughput_format(rate: float) -> str:
 
 
 def shown_throughput(rate: float) -> str:
-    """Format a rate: `5120.3`."""
+    """Return a rate as text, such as `5120.3`."""
     return f"{rate:{_throughput_format(rate)}}"
 
 
 def loss_text(progress: Progress) -> str:
-    """Format the loss: `loss: 0.412`; empty if there is none."""
+    """Return the loss as text, such as `loss: 0.412`; empty if unknown."""
     if "loss" in progress.not_finite:
         return f"loss: {progress.not_finite['loss']}"
     if progress.loss is None:
@@ -326,7 +329,7 @@ def loss_text(progress: Progress) -> str:
 
 
 def throughput_warnings(progress: Progress) -> list[str]:
-    """Return warnings about input wait and stragglers."""
+    """Return short warnings about waiting for input and about a straggler."""
     found = []
     if progress.input_wait is not None and progress.input_wait > _INPUT_BOUND:
         found.append(f"input-bound {progress.input_wait:.0%}".replace("%", " %"))
@@ -337,22 +340,25 @@ def throughput_warnings(progress: Progress) -> list[str]:
 
 
 def throughput_total_line(unit: str, total: float) -> str:
-    """Return the final line: `total images/sec: 5123.88`."""
+    """Return the last progress line, such as `total images/sec: 5123.88`."""
     return f"total {unit}/sec: {total:{'.2f' if total >= 1 else '.3g'}}"
 
 
 class RankLag:
-    """Mean lag of each rank behind the first one to report a step. Not thread-safe."""
+    """Mean lag of each rank. Not thread-safe.
+
+    The lag in a step is the time from the first report of that step, by any rank, to the rank's own report.
+    """
 
     def __init__(self) -> None:
         self._recent: dict[int, deque[float]] = {}
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Delete ranks other than these."""
+        """Remove all ranks except `ranks`."""
         self._recent = {rank: recent for rank, recent in self._recent.items() if rank in ranks}
 
     def add(self, times: Mapping[int, float]) -> None:
-        """Add the time at which each rank reported one step. A step with a single report is ignored."""
+        """Add the times at which ranks reported one step. A step with a single report is ignored."""
         if len(times) < 2:
             return
         first = min(times.values())
@@ -360,6 +366,6 @@ class RankLag:
             self._recent.setdefault(rank, deque(maxlen=_LAG_STEPS)).append(time - first)
 
     def of(self, rank: int) -> float | None:
-        """Return the mean lag of `rank` in seconds over the newest steps; None before a step of several ranks."""
+        """Return the mean lag of `rank` in seconds over its newest steps; None if unknown."""
         recent = self._recent.get(rank)
         return statistics.fmean(recent) if recent else None

@@ -1,4 +1,4 @@
-"""The ranks' timeline, copied to the attempt's logs because the next run overwrites the original."""
+"""Observer that copies the ranks' timeline to the attempt's logs, because the next run overwrites it."""
 
 import logging
 import os
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class TimelineCopy(AttemptObserver):
-    """Observer that links or copies the timeline at the end of the attempt."""
+    """Observer that links or copies the timeline file into the log folder at the end."""
 
     order = 40
 
@@ -29,10 +29,11 @@ class TimelineCopy(AttemptObserver):
             try:
                 shutil.copyfile(self._timeline, self._copy)
             except OSError as exc:
-                log.error("%s could not be copied to %s: %s", self._timeline, self._copy, exc)
+                log.error("cannot copy the timeline %s to %s: %s", self._timeline, self._copy, exc)
 
 
 def open_timeline(attempt: Attempt) -> TimelineCopy | None:
-    """Return the observer of a run whose ranks write a timeline; None for another run."""
+    """Return the observer that copies the ranks' timeline; None if the ranks do not write one or the attempt is
+    over."""
     timeline = attempt.config.timeline
     return None if timeline is None or attempt.is_over else TimelineCopy(attempt, timeline)

@@ -1,4 +1,4 @@
-"""First cause of a gang's failure: the rank or the agent that made it fail.
+"""Pure functions that find the first cause of a job's failure: the rank or the agent that failed first.
 
 When one rank dies, the others notice within milliseconds (their connection breaks) or at their deadline (it hangs),
 raise PeerLost and exit with 1. The first report is therefore not always the cause. The rules, in this order:
@@ -29,7 +29,7 @@ _SOFT_SIGNALS = frozenset({"SIGABRT", "SIGPIPE", "SIGTERM", "SIGINT", "SIGHUP"})
 # A shell's codes for a program that cannot be executed and for one that does not exist: a mistyped command.
 _NOT_EXECUTED = frozenset({126, 127})
 _AS_MANY_STEPS = (
-    "; give every rank as many steps (ringtrain.data.shard), or let those that are done wait (join of "
+    "; give every rank the same number of steps (ringtrain.data.shard), or let ranks that finish first wait (join of "
     "ringtrain.torch and ringtrain.tensorflow)"
 )
 _PEER_LOST = re.compile(r"\bPeerLost\b(.*)")
@@ -38,7 +38,7 @@ _RANK = re.compile(r"\brank (\d+)\b")
 
 @dataclass(frozen=True)
 class RankExit:
-    """A rank that ended. `at`: time of its end, on the launcher's monotonic clock."""
+    """Exit of a rank. `at`: seconds on the launcher's monotonic clock."""
 
     state: RankState
     at: float
@@ -46,10 +46,10 @@ class RankExit:
 
 @dataclass(frozen=True)
 class WorkerView:
-    """One worker as the launcher sees it.
+    """State of one worker as the launcher knows it.
 
-    `silent_since`: time of its agent's last call, if it is not attached now. `leaving`: signal that ordered it to stop.
-    `pod_uid`, `node`: empty before it registered.
+    `silent_since`: time of the last call of the worker's agent, or None if the agent is attached now. `leaving`: signal
+    that ordered the pod to stop. `pod_uid`, `node`: empty before the agent has registered.
     """
 
     index: int
@@ -63,7 +63,7 @@ class WorkerView:
 
 @dataclass(frozen=True)
 class GangView:
-    """The gang at one moment. `ranks`: states of all ranks; `exits`: those of ranks that ended.
+    """States of all workers and ranks at one time. `exits`: exits of ranks that have ended.
 
     `placed`: worker of each rank that the launcher's command has started, which may differ from the rank order.
     `command_code`: exit code of the launcher's command; None while it runs, or without one. `members`: in an elastic
@@ -79,7 +79,7 @@ class GangView:
     members: Sequence[int] = ()
 
     def lost_by(self, state: RankState) -> int | None:
-        """Return the rank (or slot) that `state` reports as lost."""
+        """Return the rank (in an elastic job: the slot) that `state` names as its lost peer; None if it names none."""
         if not self.members:
             return lost_peer(state.log_tail, state.rank)
         own = self.members.index(state.rank) if state.rank in self.members else -1
@@ -87,11 +87,11 @@ class GangView:
         return self.members[lost] if lost is not None and lost < len(self.members) else lost
 
     def worker_of(self, rank: int) -> WorkerView:
-        """Return the worker that runs `rank`."""
+        """Return the worker on which `rank` runs."""
         return self.workers[self.placed.get(rank, rank // self.slots)]
 
     def ranks_of(self, worker: WorkerView) -> Sequence[int]:
-        """Return the ranks of `worker`."""
+        """Return the ranks that run on `worker`."""
         return [rank for rank in range(len(self.ranks)) if self.worker_of(rank) is worker]
 
     @cached_property
@@ -103,16 +103,17 @@ class GangView:
 
 @dataclass(frozen=True)
 class VerdictPatience:
-    """Seconds to wait before a verdict. `lost_after_s`: for an agent; `settle_s`: after the first failed exit."""
+    """Seconds to wait before a verdict: `lost_after_s` for a silent agent, `settle_s` after the first failed exit."""
 
     lost_after_s: float
     settle_s: float
 
 
 def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
-    """Return the rank that the last PeerLost in a log's `tail` names, other than `own_rank`; None without one.
+    """Return the rank that the last PeerLost in `tail`, the last log lines of rank `own_rank`, names as lost.
 
-    A loss after which an elastic rank continued is not the reason for its end.
+    Return None if there is no PeerLost, if it names only `own_rank`, or if the rank continued after it: then the loss
+    is not the reason why the rank ended.
     """
     for line in reversed(tail):
         if GOES_ON in line:
@@ -125,7 +126,7 @@ def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
 
 
 def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
-    """Return the verdict, or None while the attempt is undecided."""
+    """Return the verdict on an attempt at time `now`; None while it is undecided."""
     failed = failures_by_time(view.exits)
     if view.succeeded == len(view.ranks) and not failed:
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
@@ -142,13 +143,14 @@ def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Ver
 
 
 NO_CONTACT = (
-    "was in touch with another one: each ran by itself. If they were to train together, the program lacks "
-    "ringtrain.init(), or what else joins the world that its environment names"
+    "connected to another one: each trained independently. To train together, call ringtrain.init() in the "
+    "program, or join the world that its environment describes in another way"
 )
 
 
 def with_warning(view: GangView, verdict: Verdict | None, words: str = NO_CONTACT) -> Verdict | None:
-    """Add a warning to a success if there are several ranks and no rank joined the world. `words`: what no rank did."""
+    """Return `verdict`. If several ranks succeeded but none joined a world, add the warning "none of the N ranks
+    `words`"."""
     size = len(view.ranks)
     if verdict is None or verdict.outcome is not Outcome.SUCCEEDED or size == 1:
         return verdict
@@ -182,7 +184,8 @@ def _are_exits_settled(view: GangView, failed: Sequence[RankExit], now: float, p
 def _lost_or_leaving_workers(
     view: GangView, failed: Sequence[RankExit], now: float, patience: VerdictPatience
 ) -> list[WorkerView]:
-    """Return workers whose agent is lost or leaving. After a failure has settled, a shorter silence suffices."""
+    """Return the workers whose agents are lost or leaving. After a settled failure, a shorter silence counts as a
+    loss."""
     settled = bool(failed) and now - failed[0].at >= patience.settle_s
     limit = min(patience.settle_s, patience.lost_after_s) if settled else patience.lost_after_s
     return [
@@ -193,12 +196,15 @@ def _lost_or_leaving_workers(
 
 
 def failures_by_time(exits: Iterable[RankExit]) -> list[RankExit]:
-    """Return the exits of failed ranks in `exits`, the first one first."""
+    """Return the exits of failed ranks in `exits`, earliest first."""
     return sorted((exit for exit in exits if exit.state.phase is RankPhase.FAILED), key=_exit_time)
 
 
 def first_cause(view: GangView, failed: Sequence[RankExit], gone: Sequence[WorkerView]) -> Failure | None:
-    """Return the first cause. `failed`: failed exits by time; `gone`: workers that are lost or leave."""
+    """Return the first cause of a failure; None if none is known.
+
+    `failed`: exits of failed ranks, earliest first. `gone`: workers whose agents are lost or leaving.
+    """
     for exit in failed:
         if _is_hard_failure(view, exit):
             return _rank_failure(view, exit)
@@ -219,8 +225,11 @@ def _absent_since(worker: WorkerView) -> float:
 
 
 def _blamed_rank_failure(view: GangView, failed: Sequence[RankExit], accused: Sequence[int]) -> Failure:
-    """Return the failure if all failed ranks lost a peer: blame the rank that most of them name, unless it failed
-    itself."""
+    """Return the failure of the rank that most failed ranks name as lost. Ranks that failed themselves are not
+    considered.
+
+    If no other rank is named, return the failure of the first failed rank.
+    """
     witnesses = {exit.state.rank for exit in failed}
     votes = Counter(rank for rank in accused if rank not in witnesses and rank < len(view.ranks))
     if not votes:
@@ -229,7 +238,9 @@ def _blamed_rank_failure(view: GangView, failed: Sequence[RankExit], accused: Se
     worker = view.worker_of(rank)
     said = next(line for line in reversed(failed[0].state.log_tail) if _PEER_LOST.search(line)).strip()
     if view.ranks[rank].phase is RankPhase.SUCCEEDED:
-        message = f"rank {rank} was done, and rank(s) {in_ranges(witnesses)} still needed it{_AS_MANY_STEPS}: {said}"
+        message = (
+            f"rank {rank} had finished while rank(s) {in_ranges(witnesses)} still needed it{_AS_MANY_STEPS}: {said}"
+        )
         return replace(_rank_failure(view, failed[0]), message=message)
     return Failure(
         reason=Reason.RANK_FAILED,
@@ -262,10 +273,10 @@ def _rank_failure(view: GangView, exit: RankExit) -> Failure:
 def _agent_failure(view: GangView, worker: WorkerView) -> Failure:
     where = f" on node {worker.node}" if worker.node else ""
     if worker.leaving:
-        message = f"worker {worker.index} (pod {worker.pod}{where}) was asked to stop by {worker.leaving}"
+        message = f"worker {worker.index} (pod {worker.pod}{where}) was stopped by {worker.leaving}"
         exit_code = 128 + signal.Signals[worker.leaving]
     else:
-        message = f"worker {worker.index} (pod {worker.pod}{where}) is no longer heard of"
+        message = f"worker {worker.index} (pod {worker.pod}{where}) no longer answers"
         exit_code = None
     return Failure(
         reason=Reason.AGENT_LOST,

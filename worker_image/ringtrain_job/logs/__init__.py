@@ -1,1 +1,1 @@
-"""The log store: output of ranks becomes records, and records become files that survive a kill."""
+"""Log store of the launcher: files with the output and reports of all ranks, which survive a kill."""

@@ -1,4 +1,4 @@
-"""Description of the run (command, versions, user configuration) in `run.json` in the attempt's log directory."""
+"""Description of a run (command, versions, user configuration) that the launcher stores in `run.json`."""
 
 import json
 import logging
@@ -18,7 +18,7 @@ Found = dict[str, Any]
 
 
 def read_about(value: object) -> Found | None:
-    """Return the valid known fields of a report's description of the run; None if there are none."""
+    """Return the valid entries of `value`, a description of a run in a rank's report; None if there are none."""
     if not isinstance(value, dict):
         return None
     found: Found = {name: text for name in _TEXTS if (text := _about_text(value.get(name)))}
@@ -40,8 +40,10 @@ def _about_scalar(value: object) -> object:
 
 
 class AboutFile:
-    """Description of the run, collected from agents and ranks and stored in the attempt's directory. `told`: entries of
-    the launcher."""
+    """Writer of `run.json`, which collects the run's description from agents and ranks.
+
+    `told`: entries from the launcher.
+    """
 
     def __init__(self, files: AttemptFiles, told: Found) -> None:
         self._path = files.run
@@ -52,13 +54,13 @@ class AboutFile:
             self._write()
 
     def override(self, found: Mapping[str, str]) -> None:
-        """Add entries of the operator, which override those of ranks."""
+        """Add entries from the operator. They override those of ranks."""
         with self._lock:
             self._by.update(dict.fromkeys(found, -1))
             self._store({**self.document, **found})
 
     def add(self, rank: int, found: Mapping[str, Any]) -> None:
-        """Add entries of `rank`. Of several ranks the lowest one counts; its later entries are merged."""
+        """Add entries of `rank`. Entries of the lowest rank win; later entries of the same rank are merged."""
         with self._lock:
             document = self.document
             for name, value in found.items():
@@ -86,7 +88,7 @@ class AboutFile:
 
 
 def read_run_description(files: AttemptFiles) -> Found:
-    """Return the content of `run.json`; empty if there is none that can be read."""
+    """Return the content of an attempt's `run.json`; empty if it is missing or unreadable."""
     try:
         return read_about(json.loads(files.run.read_text(encoding="utf-8"))) or {}
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""Event log of an attempt for the page's timeline, in a file in the attempt's log directory."""
+"""Event log of an attempt (`events.jsonl`), which the page shows as a timeline."""
 
 import json
 import logging
@@ -13,15 +13,17 @@ log = logging.getLogger(__name__)
 
 # Limit on events, for a world that changes continually.
 _MOST: Final = 1000
+# In seconds since the epoch: the year 9999, the last that Python and pages can show.
+_LATEST_TIME: Final = 253_370_764_800
 # Source of the operator's events about pods, which may be older than the attempt's launcher.
 KUBERNETES: Final = "Kubernetes"
 
 
 class EventsFile:
-    """Recorder of an attempt's events in `events.jsonl`: one {"time", "kind", "text"} per line. Never raises.
+    """Writer of `events.jsonl`, with one {"time", "kind", "text"} per line. Errors are not raised.
 
-    `see` is called with the current state from one thread, at any rate; `hear` and `once` from any thread. Events from
-    elsewhere also have a "source".
+    Call `record_state` from one thread only, as often as desired; any thread may call the other methods. Events that do
+    not come from the launcher also have a "source".
     """
 
     def __init__(self, files: AttemptFiles) -> None:
@@ -37,18 +39,19 @@ class EventsFile:
         self._record_event("Launcher", "the launcher was restarted" if before else "the launcher started")
 
     def record_state(self, phase: str, backend: Mapping[str, Any], why: str = "") -> None:
-        """Record changes: of the phase (as in /status; `why`: reason of a failure), a loss, a new generation."""
+        """Record an event for each change: phase, lost rank, generation, recovery. `why`: reason of a failure."""
         now = backend.get("elastic", {})
         known = now if self._elastic is None else self._elastic
         if now.get("degraded") and not known.get("degraded"):
-            self._record_event("Loss", "a rank was lost, or fewer train than are wanted")
+            self._record_event("Loss", "a rank was lost, or fewer ranks train than requested")
         if now.get("formation", 0) > known.get("formation", 0):
             ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
-            self._record_event("Formation", f"formation {now['formation']}: {ranks}")
+            self._record_event("Formation", f"generation {now['formation']}: {ranks}")
         if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have completed the rendezvous
             took = now["lastRecoverySeconds"]
             self._record_event(
-                "Recovery", "all ranks have met again" + (f", {took:.1f} s after the loss" if took else "")
+                "Recovery",
+                "all ranks have completed a new rendezvous" + (f", {took:.1f} s after the loss" if took else ""),
             )
         if phase not in (self._phase, "Waiting"):
             self._record_event(phase, why or {"Running": "all ranks were started"}.get(phase, ""))
@@ -56,12 +59,12 @@ class EventsFile:
         self._elastic = now
 
     def record_once(self, kind: str, text: str, when: float | None = None) -> None:
-        """Record the first event of a kind; `when`: seconds since the epoch, default now."""
+        """Record an event unless an event of this kind exists. `when`: seconds since the epoch; default: now."""
         if kind not in self._kinds:
             self._record_event(kind, text, when)
 
     def record_pod_events(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Record the operator's events about the attempt's pods ({"time", "kind", "text"}), each once."""
+        """Record events about the attempt's pods that the operator has sent ({"time", "kind", "text"}), each once."""
         for event in events:
             with self._lock:
                 is_new = _event_identity(event) not in self._heard
@@ -74,21 +77,31 @@ class EventsFile:
         with self._lock:
             self._count += 1
             self._kinds.add(kind)
-            if self._count > _MOST and kind not in ("Succeeded", "Failed"):
+            if self._count > _MOST and kind not in ("Succeeded", "Failed", "Ended"):
                 return
             try:
                 with self._path.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(event) + "\n")
             except OSError as exc:  # the attempt continues even if the disk is full
-                log.debug("%s is not in %s: %s", kind, self._path, exc)
+                log.debug("the event %s could not be written to %s: %s", kind, self._path, exc)
 
 
 def _event_identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return event.get("time"), event.get("kind"), event.get("text")
 
 
+def has_valid_time(entry: Mapping[str, Any]) -> bool:
+    """Return whether the field `time` of a line of a log is a time in seconds since the epoch, or absent."""
+    value = entry.get("time", 0.0)
+    return isinstance(value, int | float) and 0 <= value < _LATEST_TIME
+
+
+def _has_texts(event: Mapping[str, Any]) -> bool:
+    return all(isinstance(event.get(name), str) for name in ("kind", "text"))
+
+
 def read_log_events(files: AttemptFiles) -> list[dict[str, Any]]:
-    """Return the events of an attempt, ordered by time. An incomplete last line is ignored."""
+    """Return the events of an attempt in order of time. Malformed lines are ignored."""
     found = []
     try:
         lines = files.events.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -99,6 +112,6 @@ def read_log_events(files: AttemptFiles) -> list[dict[str, Any]]:
             event = json.loads(line)
         except ValueError:
             continue
-        if isinstance(event, dict) and isinstance(event.get("time"), int | float):
+        if isinstance(event, dict) and "time" in event and has_valid_time(event) and _has_texts(event):
             found.append(event)
     return sorted(found, key=lambda event: event["time"])

@@ -1,4 +1,4 @@
-"""The journal: after every write to the log files, one record with their valid sizes.
+"""Journal of the log store: after each write to log files, one record with their valid sizes.
 
 A launcher that is killed between two writes leaves bytes in a file that the journal does not contain. Its successor
 truncates every file to its last journaled size and sends the agents the durable sequence numbers. Truncated records
@@ -18,7 +18,7 @@ RECORD_SIZE = _RECORD.size + _CHECKSUM.size
 
 
 class LogStream(IntEnum):
-    """Output streams of a rank; the numbers of `Chunk.Kind` on the wire."""
+    """Output streams of a rank: log lines and reports. The numbers are those of `Chunk.Kind` in protobuf."""
 
     LOG = 0
     REPORT = 1
@@ -26,7 +26,12 @@ class LogStream(IntEnum):
 
 @dataclass(frozen=True)
 class JournalEntry:
-    """State after one write: `last` sequence number of the stream, sizes of the stream's file and of `job.log`."""
+    """Record of one write of log lines or reports.
+
+    `stream`: stream of the records that were written. `last`: sequence number of the last stored line or report.
+    `own_size`: size of the stream's file after the write. `job_size`: size of job.log after the write. The content of
+    the files is valid up to these sizes.
+    """
 
     stream: LogStream
     rank: int
@@ -37,8 +42,7 @@ class JournalEntry:
 
 @dataclass(frozen=True)
 class RecoveredJournal:
-    """Content of a journal: the newest entry of each stream, the files' sizes, and the size of the journal's valid
-    part.
+    """Valid content of a journal: newest entry by stream, file sizes, and how many bytes of the journal are valid.
 
     `uid` is None if the journal lacks even its header.
     """
@@ -51,18 +55,18 @@ class RecoveredJournal:
 
 
 def journal_header(uid: str) -> bytes:
-    """Return the first line of a journal, which contains the job's uid."""
+    """Return the first line of a journal. It contains the job's UID."""
     return json.dumps({"version": 1, "uid": uid}).encode() + b"\n"
 
 
 def encode_journal_entry(entry: JournalEntry) -> bytes:
-    """Return one record with its checksum."""
+    """Return `entry` as a binary record with a checksum."""
     body = _RECORD.pack(entry.stream, entry.rank, entry.last, entry.own_size, entry.job_size)
     return body + _CHECKSUM.pack(zlib.crc32(body))
 
 
 def recover_journal(data: bytes) -> RecoveredJournal:
-    """Read a journal up to its first incomplete or damaged record."""
+    """Return the content of a journal, up to its first incomplete or damaged record."""
     line, newline, _ = data.partition(b"\n")
     if not newline:
         return RecoveredJournal(None)

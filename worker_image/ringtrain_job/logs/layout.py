@@ -1,4 +1,4 @@
-"""Paths of an attempt's files."""
+"""Names of the files in an attempt's log folder."""
 
 import os
 import re
@@ -7,14 +7,15 @@ from typing import Final
 
 
 def replace_whole(path: Path, text: str) -> None:
-    """Write `text` to `path` atomically: a reader finds either the old file or the complete new one. Raises OSError."""
+    """Replace the content of the file `path` by `text` atomically: no reader sees a part. Raises OSError if that
+    fails."""
     draft = path.with_suffix(".tmp")
     draft.write_text(text, encoding="utf-8", errors="replace")
     os.replace(draft, path)
 
 
 class AttemptFiles:
-    """Paths of an attempt's files in `<root>/<namespace>/<job>/<attempt>`."""
+    """Paths of the files in an attempt's log folder, `<root>/<namespace>/<job>/<attempt>`."""
 
     def __init__(self, directory: Path) -> None:
         self.directory: Final = directory
@@ -41,25 +42,24 @@ class AttemptFiles:
         # Folder in the object store to which these files are copied: see `logs/shipping.py`.
         self.shipping: Final = directory / ".shipping.json"
         # Members of an elastic job's world: see `launcher/elastic.py`.
-        self.formation: Final = directory / ".formation.json"
+        self.generations: Final = directory / ".formation.json"
 
     @classmethod
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":
-        """Return the files of one attempt of one job."""
+        """Return the paths for one attempt of a job."""
         return cls(root / namespace / job / str(attempt))
 
     @property
     def number(self) -> int:
-        """Number of the attempt. For a folder that was copied or renamed: the digits at the start of its name, else
-        1."""
+        """Number of the attempt, from the folder's name. If the name does not begin with digits: 1."""
         found = re.match(r"\d+", self.directory.name)
         return int(found[0]) if found else 1
 
     def downloads(self) -> list[str]:
-        """Return the names of the files that a page offers for download."""
+        """Return the names of existing files that the page offers for download."""
         offered = (self.job_log, self.events, self.metrics, self.machine, self.run, self.timeline)
         return [path.name for path in offered if path.is_file()]
 
     def rank_log(self, rank: int) -> Path:
-        """Return the path of the rank's stdout and stderr, byte for byte."""
+        """Return the path of the file with the rank's stdout and stderr, byte for byte."""
         return self.directory / f"rank-{rank:04d}.log"

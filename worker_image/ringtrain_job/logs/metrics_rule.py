@@ -1,4 +1,4 @@
-"""The user's regular expression for reports in printed lines, and its validation."""
+"""Check of the user's regular expression (`--metrics`) that extracts reports from printed lines."""
 
 import re
 
@@ -9,7 +9,7 @@ _GROUPS = "such as 'step (?P<step>\\d+) loss (?P<loss>\\S+)'"
 
 
 def metrics_rule_problem(rule: str) -> str:
-    """Return the problem of `rule`; empty if it is valid."""
+    """Return what is wrong with the regular expression `rule`; empty if it is valid."""
     if rule == NONE:
         return ""
     if len(rule) > MOST_CHARACTERS:
@@ -17,7 +17,8 @@ def metrics_rule_problem(rule: str) -> str:
     try:
         compiled = re.compile(rule)
     except (re.error, RecursionError, OverflowError) as exc:
-        return f"is no regular expression: {exc}; expected one with named groups, {_GROUPS}"
+        where = f" at character {exc.pos + 1}" if isinstance(exc, re.error) and exc.pos is not None else ""
+        return f"is no valid regular expression{where}; expected one with named groups, {_GROUPS}"
     if not compiled.groupindex:
         return f"has no named group; expected some, {_GROUPS}, or {NONE}"
     return ""

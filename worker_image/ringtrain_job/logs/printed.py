@@ -1,4 +1,4 @@
-"""Reports parsed from printed lines, for programs that do not call `ringtrain.report`.
+"""Reports extracted from printed progress lines, for programs that do not call `ringtrain.report`.
 
 A parsed report has the field `printed`, the number of its series. If another loop turns out to be the training loop,
 its reports form the rank's next series.
@@ -39,8 +39,7 @@ _DRESS: Final = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x08")
 
 
 class _PrintedLines:
-    """Parser of one rank's lines. Of several forms, the first one that matches is used until one with a higher priority
-    matches."""
+    """Parser of one rank's lines. It uses the first format that matches, until a format of higher priority does."""
 
     def __init__(self, forms: list[PrintedLineForm]) -> None:
         self._forms = forms
@@ -53,7 +52,7 @@ class _PrintedLines:
         self.found = False
 
     def read(self, line: str, now: float) -> dict[str, Any] | None:
-        """Return the report in a line; None if there is none, or too many were printed."""
+        """Return the report that `line` contains; None if it has none, or the rank prints too often."""
         said = ((form, found) for form in self._forms if (found := form.read(line)) is not None)
         form, found = next(said, (None, None))
         if form is None or found is None:
@@ -101,8 +100,7 @@ class _PrintedLines:
         return told
 
     def _repeats(self, found: PrintedProgress, step: int) -> bool:
-        """Return whether the line repeats a step that is not the last without new values: tqdm redraws its bar for a
-        new loss, and increases the step later."""
+        """Return whether a line repeats a step other than the last without new values, as tqdm does on a redraw."""
         said = {"loss", *self._last.get("metrics", ()), *self._last.get("notFinite", ())}
         again = self._last_line is not None and found.step is not None and step == self._last_line[0] != found.total
         return again and set(found.values) <= said
@@ -121,12 +119,12 @@ def _report_word_printed(value: float) -> str:
 
 
 class PrintedReports:
-    """Parser of the output of one agent's ranks.
+    """Parser that turns progress lines of one agent's ranks into reports.
 
-    `rule`: a user's regular expression that replaces the known forms, or `none`; empty: the known forms. `ranks`: size
-    of the world. The lowest rank that prints progress represents the others; with `elastic`, until it ends. If ranks
-    print more than can be parsed in a tenth of the time, lines are skipped. No lock is needed, because concurrent calls
-    are about different ranks.
+    `rule`: a user's regular expression that replaces the known forms of lines; `none`: no lines are parsed; empty: the
+    known forms are parsed. `ranks`: size of the world. The lowest rank that prints progress represents the others. If
+    `elastic` is True, another rank does so after its end. If ranks print more than can be parsed in a tenth of the
+    time, lines are skipped. No lock is needed, because concurrent calls are about different ranks.
     """
 
     def __init__(self, rule: str, ranks: int, *, elastic: bool = False, clock: Callable[[], float] = time.time) -> None:
@@ -150,20 +148,20 @@ class PrintedReports:
         )
 
     def see_reports(self, data: bytes) -> None:
-        """Stop parsing printed lines once a rank itself reports a step in `data`."""
+        """Stop parsing printed lines if `data` contains a report of a step that the rank itself has sent."""
         if self._reads and any(
             b'"time"' in line and not any(other in line for other in _NO_STEP) for line in data.split(b"\n")
         ):
             self._reads = False
 
     def ended(self, rank: int) -> None:
-        """Reset the parser of a rank that has ended."""
+        """Reset the parser of `rank`, which has ended."""
         self._lines.pop(rank, None)
         if self._elastic and self._speaker == rank:
             self._speaker = None
 
     def read(self, rank: int, data: bytes) -> bytes:
-        """Return report lines for the whole lines of a rank's log in `data`; empty if there are none."""
+        """Return report lines (JSON) for the progress lines in `data`, whole lines of a rank's log; empty if none."""
         if not self._reads or (self._speaker is not None and rank > self._speaker):
             return b""
         now, began = time.perf_counter(), time.thread_time()  # thread time: waiting for a processor does not count
@@ -196,20 +194,23 @@ def _is_report_line(data: bytes) -> bool:
 
 
 class PrintedReportsChoice:
-    """Selection of the reports that count: those that ranks send themselves or, before the first of them, those parsed
-    from the lines of the lowest rank, in its newest series."""
+    """Choice of the reports to use. Reports that ranks send themselves take precedence.
+
+    If there are none, reports extracted from printed lines are used: those of the lowest rank's newest series of lines.
+    """
 
     def __init__(self) -> None:
         self._best: tuple[int, ...] | None = None
         self._heard = False
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Reset the selection if the selected rank is not in `ranks`."""
+        """If the rank whose printed lines are used is not in `ranks`, let `choose` select another rank."""
         if self._best is not None and len(self._best) > 1 and self._best[1] not in ranks:
             self._best = None
 
     def choose(self, rank: int, report: Mapping[str, Any]) -> tuple[bool, bool]:
-        """Return whether this report counts, and whether it is the first one: earlier ones are then invalid."""
+        """Choose whether to use `report` of `rank`. Return two values: whether to use it, and whether to discard all
+        earlier reports."""
         series = report.get("printed")
         place = (0,) if series is None else (1, rank, -int(series))
         best = self._best

@@ -1,4 +1,4 @@
-"""Forms in which scripts print their progress, and their parsers.
+"""Formats of progress lines that scripts print, with a parser for each.
 
 The forms are the lines of the TensorFlow benchmarks and of Horovod's synthetic ones, Keras' and tqdm's progress bars,
 or a user's regular expression.
@@ -24,10 +24,11 @@ _VALUES: Final = re.compile(rf"([A-Za-z_][\w./@-]*)\s?[=:]\s?({_NUMBER})(?![\w.]
 
 @dataclass(frozen=True)
 class PrintedProgress:
-    """Content of a line. `rate`: samples per second of all ranks; without it, `step` counts samples.
+    """Progress that one line shows. `rate`: samples per second of all ranks; if it is None, `step` counts samples.
 
-    `step`: None means one more than before or, for a line that only sums up (`sums_up`), the same step. `anew`: the
-    lines before belong to another loop.
+    `step`: the step. None stands for one more than the step of the line before; for a line that only sums up
+    (`sums_up`), None stands for the step of the line before. `anew`: whether the lines before this one belong to
+    another loop.
     """
 
     step: int | None = None
@@ -42,14 +43,14 @@ class PrintedProgress:
 
 
 class PrintedLineForm(Protocol):
-    """Parser of one form of progress lines, with its state for one rank."""
+    """Interface of a parser for one format of progress lines. It has state for one rank."""
 
     def read(self, line: str) -> PrintedProgress | None:
-        """Return the content of the line; None if it has another form or does not belong to the training loop."""
+        """Return the progress that `line` shows; None if it has another format or is not about training."""
 
 
 class BenchmarkLineForm:
-    """Lines of tf_cnn_benchmarks and of Horovod's synthetic benchmarks.
+    """Parser for lines of tf_cnn_benchmarks and of Horovod's synthetic benchmarks.
 
     * tf_cnn_benchmarks: `10  images/sec: 57.0 +/- 0.1 (jitter = 0.3)  7.412` and `total images/sec: 227.9`
     * Horovod: `Iter #3: 12.3 img/sec per CPU`, `Img/sec per CPU: 12.3 +-0.2` and
@@ -72,7 +73,7 @@ class BenchmarkLineForm:
         self._ranks = ranks
 
     def read(self, line: str) -> PrintedProgress | None:
-        """Return the content of the line, or None."""
+        """Return the progress that `line` shows; None if it has another format."""
         if "/sec" not in line:
             return None
         if found := self._TOTAL.fullmatch(line):
@@ -91,7 +92,7 @@ class BenchmarkLineForm:
 
 
 class KerasLineForm:
-    """Lines of Keras' `fit`: `Epoch 2/5` and `450/1000 ━━━━ 5s 12ms/step - accuracy: 0.91 - loss: 0.31`.
+    """Parser for lines of Keras' `fit`: `Epoch 2/5` and `450/1000 ━━━━ 5s 12ms/step - loss: 0.31`.
 
     The bar is optional. Without a preceding epoch line, such a line belongs to `evaluate` or `predict`.
     """
@@ -106,7 +107,7 @@ class KerasLineForm:
         self._over = True
 
     def read(self, line: str) -> PrintedProgress | None:
-        """Return the content of the line, or None."""
+        """Return the progress that `line` shows; None if it shows no new progress."""
         if found := self._EPOCH.fullmatch(line):
             self._epoch, self._epochs = int(found[1]), int(found[2])
             self._before += self._step
@@ -125,7 +126,7 @@ class KerasLineForm:
 
 
 class TqdmLineForm:
-    """Bars of tqdm: `train: 45%|#### | 450/1000 [00:10<00:12, 45.2it/s, loss=0.31]`, and `450it [00:10, 45.2it/s]`.
+    """Parser for tqdm's bars: `train: 45%|# | 450/1000 [00:10<00:12, 45.2it/s, loss=0.3]` or `450it [00:10, 45.2it/s]`.
 
     Of several bars the longest counts; if it restarts, the next epoch begins. Bars that count bytes, files or examples,
     or whose title is loading, evaluating or similar, are ignored.
@@ -147,7 +148,7 @@ class TqdmLineForm:
         self._before = self._step = 0
 
     def read(self, line: str) -> PrintedProgress | None:
-        """Return the content of the line, or None."""
+        """Return the progress that `line` shows; None if it has another format or is not the main bar."""
         if "[" not in line or not (found := self._BAR.fullmatch(line)):
             return None
         title, step, total = found[1] or "", int(found[2]), int(found[3] or 0)
@@ -174,7 +175,7 @@ class TqdmLineForm:
 
 
 class UserLineForm:
-    """Match of a user's regular expression anywhere in a line.
+    """Parser with a user's regular expression, which may match anywhere in a line.
 
     Groups with a fixed meaning: `step` (if it restarts, the next epoch begins), `total` (steps), `epoch`, `loss`,
     `samples` (since the previous line), `rate` (samples per second of all ranks). Any other group is a metric of that
@@ -183,23 +184,27 @@ class UserLineForm:
 
     def __init__(self, text: str) -> None:
         if problem := metrics_rule_problem(text):
-            raise ConfigurationError(f"the rule for metrics {text!r} {problem}")
+            raise ConfigurationError(f"the regular expression for metrics {text!r} {problem}")
         import regex  # it can be given up; with `re` a rule such as (a+)+ could hold a thread for ever
 
         try:
             self._rule: regex.Pattern[str] | None = regex.compile(text)
         except regex.error as exc:
-            raise ConfigurationError(f"the rule for metrics {text!r} is no regular expression: {exc}") from exc
+            raise ConfigurationError(f"the regular expression for metrics {text!r} is invalid: {exc}") from exc
         self._before = self._step = 0
 
     def read(self, line: str) -> PrintedProgress | None:
-        """Return the content of the line, or None."""
+        """Return the progress in the named groups of the match; None without a match."""
         if self._rule is None:
             return None
         try:
             found = self._rule.search(line, timeout=_SLOW_S, concurrent=True)
         except TimeoutError:
-            log.warning("metrics are no longer read: %r took more than %g s", self._rule.pattern, _SLOW_S)
+            log.warning(
+                "stopped reading metrics from lines: the regular expression %r took more than %g s",
+                self._rule.pattern,
+                _SLOW_S,
+            )
             self._rule = found = None
         groups = (found.groupdict() if found else {}).items()
         values = {name: number for name, text in groups if (number := _printed_number(text)) is not None}

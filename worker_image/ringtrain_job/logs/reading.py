@@ -1,4 +1,4 @@
-"""Readers of the log store's files: one rank's log, or all ranks', while it grows or afterwards."""
+"""Readers for files of the log store, while they grow or afterwards."""
 
 import json
 import time
@@ -16,39 +16,28 @@ _DEEPEST = 5
 
 
 class LogMissing(RingtrainError):
-    """Requested log is not in the store; the message lists the existing ones."""
+    """The requested log does not exist. The message lists the existing ones."""
 
 
 def find_log(files: AttemptFiles, rank: int | None) -> Path:
-    """Return the log file of `rank` (None: of all ranks). Raises LogMissing if there is none for the attempt or the
-    rank."""
+    """Return the path of the log of `rank` (None: of all ranks). Raises LogMissing if it does not exist."""
     path = files.job_log if rank is None else files.rank_log(rank)
     if path.exists():
         return path
     if not files.directory.is_dir():
         kept = sorted(int(p.name) for p in files.directory.parent.glob("*") if p.name.isdecimal())
-        raise LogMissing(f"{files.directory} does not exist; there are logs of attempts {in_ranges(kept)}")
+        raise LogMissing(f"{files.directory} does not exist; attempts with logs: {in_ranges(kept)}")
     ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
-    raise LogMissing(f"{path.name} is not there: ranks that have written something are {in_ranges(ranks)}")
+    raise LogMissing(f"{path.name} does not exist; expected a rank that has written something: {in_ranges(ranks)}")
 
 
 def find_logs(where: Path) -> list[Path]:
-    """Return the merged logs in `where` or some levels below it."""
+    """Return the paths of merged logs (job.log) in `where` or some levels below it."""
     return [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
 
 
-def find_log_attempt(where: Path, attempt: int | None) -> AttemptFiles:
-    """Return the newest attempt in `where` or some levels below it, or the newest with that number. Raises
-    LogMissing."""
-    found = [log for log in find_logs(where) if attempt is None or log.parent.name == str(attempt)]
-    if not found:
-        which = "" if attempt is None else f" of attempt {attempt}"
-        raise LogMissing(f"{where.absolute()} has no job.log{which} in it or below; give a directory of runs")
-    return AttemptFiles(max(found, key=lambda log: log.stat().st_mtime).parent)
-
-
 def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
-    """Return the stored outcome; None if the launcher ended before there was one."""
+    """Return the stored outcome of an attempt; None if its launcher has not written one."""
     try:
         found = json.loads(files.outcome.read_text())["message"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -57,16 +46,16 @@ def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
 
 
 def read_log_members(files: AttemptFiles) -> frozenset[int]:
-    """Return the slots of an elastic job's last world; empty for a job that is not elastic."""
+    """Return the slots that were in an elastic job's last world; empty for other jobs."""
     try:
-        return frozenset(int(member["slot"]) for member in json.loads(files.formation.read_text())["members"])
+        return frozenset(int(member["slot"]) for member in json.loads(files.generations.read_text())["members"])
     except (OSError, ValueError, KeyError, TypeError):
         return frozenset()
 
 
 def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
-    """Yield the content of `path` from byte `position` on, and additions until `is_over()`. The file need not exist
-    yet."""
+    """Yield the content of `path` from byte `position` on, and whatever is added until `is_over()`. The file may be
+    created later."""
     while True:
         over = is_over()  # called before reading, so that everything written until then is read
         for chunk in read_log_from(path, position):
@@ -78,7 +67,7 @@ def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterat
 
 
 def read_log_from(path: Path, position: int) -> Iterator[bytes]:
-    """Yield the content of `path` from byte `position` on; nothing if it does not exist."""
+    """Yield the content of `path` from byte `position` on; nothing if the file does not exist."""
     if not path.exists():
         return
     with path.open("rb") as file:
@@ -88,7 +77,7 @@ def read_log_from(path: Path, position: int) -> Iterator[bytes]:
 
 
 def log_tail_position(path: Path, lines: int) -> int:
-    """Return the byte position at which the last `lines` lines of `path` begin."""
+    """Return the byte position in `path` where its last `lines` lines begin."""
     if not path.exists():
         return 0
     with path.open("rb") as file:

@@ -1,4 +1,4 @@
-r"""Output of a rank, split into records: the unit that is counted, sent, dropped and prefixed.
+r"""Splitting of a rank's output into records, mostly lines, which are counted, sent and prefixed.
 
 A record is a line with its line break, which is `\n`, `\r\n`, or a `\r` alone (a progress bar redraws itself with it).
 A line without an end becomes a record when it is 64 KiB long, when its writer has been silent for a while, and when the
@@ -27,7 +27,7 @@ def count_breaks(data: bytes) -> int:
 
 
 def count_records(data: bytes) -> int:
-    """Return the number of records in `data`, including an unfinished line at its end."""
+    """Return the number of records in `data`; an unfinished last line counts as one."""
     if not data:
         return 0
     return count_breaks(data) + (not data.endswith((b"\n", b"\r")))
@@ -45,7 +45,7 @@ def skip_records(data: bytes, count: int) -> bytes:
 
 
 def prefixed_records(rank: int, data: bytes) -> bytes:
-    """Return the records of `data` as lines of the merged log: each with the prefix `[rank] ` and a final newline."""
+    """Return the records in `data` as lines of the merged log: each begins with `[rank] ` and ends with a newline."""
     if b"\r" in data:
         data = _BREAK.sub(b"\n", data)
     mark = b"[%d] " % rank
@@ -54,19 +54,19 @@ def prefixed_records(rank: int, data: bytes) -> bytes:
 
 
 def rank_of_line(line: bytes) -> int | None:
-    """Return the rank of a line of the merged log; None for a line without one."""
+    """Return the rank with which a line of the merged log begins; None if it has none."""
     mark = _MARK.match(line)
     return None if mark is None else int(mark[1])
 
 
 def last_record_lines(end: bytes) -> tuple[str, ...]:
-    """Return the last lines of a log as text: at most 20 lines, each cut to 400 characters."""
+    """Return the last lines of `end`, the end of a log, as text: at most 20, each of at most 400 characters."""
     lines = end.decode("utf-8", "replace").splitlines()[-_TAIL_LINES:]
     return tuple(line[:_TAIL_LINE_CHARS] for line in lines)
 
 
 class LogRecordSplitter:
-    """Splitter of one rank's output into whole records."""
+    """Splitter of one rank's output, which buffers an unfinished line."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -77,7 +77,7 @@ class LogRecordSplitter:
         return bool(self._rest)
 
     def feed(self, data: bytes) -> bytes:
-        """Return the records that `data` completes; the unfinished rest is buffered."""
+        """Return the records that are complete with `data`; buffer the unfinished last line."""
         data = self._rest + data
         # A final `\r` may be the first half of `\r\n`: wait for the next byte.
         end = max(data.rfind(b"\n"), data.rfind(b"\r", 0, len(data) - 1)) + 1
@@ -87,6 +87,6 @@ class LogRecordSplitter:
         return data[:end]
 
     def flush(self) -> bytes:
-        """Return the unfinished line as a record."""
+        """Return the buffered unfinished line as a record, and empty the buffer."""
         rest, self._rest = self._rest, b""
         return rest

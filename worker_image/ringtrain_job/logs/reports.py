@@ -1,4 +1,4 @@
-"""Validation of the report lines of ranks, according to docs/contract.md.
+"""Parser of the report lines that ranks send (docs/contract.md). It accepts only valid values.
 
 Ranks run arbitrary programs: reading any line results in a report or in BadReport. The values of a report can be
 summed, encoded as JSON and UTF-8, and stored by Kubernetes.
@@ -26,11 +26,12 @@ _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x1f\x7f-\x9f]")
 
 
 class BadReport(RingtrainError, ValueError):
-    """Invalid report line. The message contains the expected and the actual value."""
+    """Error: a report line is invalid. The message has the expected and the actual value."""
 
 
 def parse_report(line: bytes) -> dict[str, Any]:
-    """Return the report in `line` with only the contract's fields, each within its limits. Raises BadReport.
+    """Return the report in `line`, with known fields only and values within limits. Raises BadReport for other
+    values, and if it is not a report.
 
     NaN, infinities and numbers beyond a float become None. If a key is repeated, its last value counts.
     """
@@ -48,7 +49,7 @@ def parse_report(line: bytes) -> dict[str, Any]:
 
 
 def printable_report_text(text: str) -> str:
-    """Replace lone surrogates and control characters in `text` by U+FFFD."""
+    """Return `text` with control characters and lone surrogates replaced by U+FFFD."""
     return _UNPRINTABLE.sub("\ufffd", text)
 
 

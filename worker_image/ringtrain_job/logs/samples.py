@@ -1,4 +1,4 @@
-"""Samples of a worker's machine, as sent to the launcher and stored in `machine.jsonl`."""
+"""Samples of the resource use of workers, which agents send and the launcher stores in `machine.jsonl`."""
 
 import json
 import math
@@ -11,8 +11,8 @@ from typing import Any
 
 @dataclass(frozen=True)
 class RankUse:
-    """Resource use of one rank. `cpu`: cores that its processes use. `rss`: their resident bytes; shared pages count in
-    each."""
+    """Resource use of one rank and its descendants. `cpu`: cores. `rss`: resident bytes, with shared pages counted per
+    process."""
 
     cpu: float
     rss: float
@@ -20,7 +20,7 @@ class RankUse:
 
 @dataclass(frozen=True)
 class GpuUse:
-    """Use of one GPU. `busy`: from 0 to 1, as reported by the driver. `memory`, `limit`: bytes in use, and in total."""
+    """Use of one GPU. `busy`: fraction from 0 to 1, from the driver. `memory`, `limit`: bytes in use, and in total."""
 
     busy: float
     memory: float
@@ -29,7 +29,7 @@ class GpuUse:
 
 @dataclass(frozen=True)
 class MachineSample:
-    """Resource use of one worker at `time`.
+    """Resource use of one worker at `time`, in seconds since the epoch.
 
     `memory`: bytes in use of `limit`, without reclaimable page cache: of the container, or of the machine if the
     container has no limit. `received`, `sent`: bytes per second, without loopback. `disk_wait`: fraction of the time in
@@ -52,7 +52,7 @@ class MachineSample:
 
 
 def read_sample(value: object) -> MachineSample | None:
-    """Return the sample in a JSON `value`; None if it is invalid or has a negative or infinite number."""
+    """Return the sample in the JSON `value`; None if a field is missing, negative or infinite."""
     try:
         return _read_sample_field(value) if isinstance(value, dict) else None
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -60,7 +60,7 @@ def read_sample(value: object) -> MachineSample | None:
 
 
 def read_samples(path: Path) -> Iterator[MachineSample]:
-    """Yield the samples in a file, without incomplete lines; none if there is no file."""
+    """Yield the samples in the file `path`, without malformed lines; none if the file is missing."""
     if not path.exists():
         return
     with path.open("rb") as lines:
@@ -94,5 +94,5 @@ def _sample_number(value: object) -> float:
 
 
 def sample_in_bytes(size: float) -> str:
-    """Format `size` in bytes: 7.9 GiB, 512 MiB."""
+    """Return `size` bytes as text, such as "7.9 GiB" or "512 MiB"."""
     return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.0f} MiB"

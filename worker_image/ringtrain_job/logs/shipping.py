@@ -1,4 +1,4 @@
-"""Copies of an attempt's files in an object store: uploaded while the files grow, read when no pod is left.
+"""Upload of an attempt's log files to an object store while they grow, and reading them from there.
 
     <uri>/0002/000-9f0c21d4/rank-0003.log/000000000000-000004194304
 
@@ -42,8 +42,8 @@ _PROBLEM_CHARACTERS = 500
 
 @dataclass(frozen=True)
 class Unshipped:
-    """Data that is not in the store yet: bytes, reason (empty: the upload is not due yet), and since when, by this
-    clock."""
+    """Log data that is not in the object store yet. `problem`: the error; empty if the upload is not due yet. `since`:
+    time of the first error, in seconds since the epoch."""
 
     uri: str
     pending_bytes: int
@@ -51,7 +51,7 @@ class Unshipped:
     since: float | None = None
 
     def document(self) -> dict[str, Any]:
-        """Return the entry in the format of the contract."""
+        """Return the state of log shipping as a JSON object (docs/contract.md)."""
         return {
             "uri": self.uri,
             "pendingBytes": self.pending_bytes,
@@ -61,10 +61,10 @@ class Unshipped:
 
 
 class LogShipping:
-    """Thread that uploads the files of an attempt. It logs failures and retries."""
+    """Thread that uploads an attempt's log files to an object store. It logs failures and retries."""
 
     def __init__(self, uri: str, files: AttemptFiles, attempt: int, sizes: Callable[[], Mapping[Path, int]]) -> None:
-        """Begin, before any file is written. `sizes`: returns the valid sizes of the files.
+        """Start the thread. Call this before any file is written. `sizes`: returns the valid size of each file.
 
         Raises ConfigurationError for a URI that cannot be opened here.
         """
@@ -88,25 +88,23 @@ class LogShipping:
 
     @property
     def pending_bytes(self) -> int:
-        """Number of bytes that are not in the store; while a write hangs, as of the last look."""
+        """Number of bytes that are not in the object store. If a write hangs, the last known number."""
         with suppress(OSError):  # the uploading thread gets the same error and logs it
             self._known = sum(size - self._done(path.name) for path, size in self._sizes().items())
         return self._known
 
     def _done(self, name: str) -> int:
-        """Return the number of bytes of the file in the store."""
+        """Return how many bytes of the file `name` are in the object store."""
         base = self._life.base.get(name, 0) if self._life else 0
         return self._shipped.get(name, base)
 
     def state(self) -> Unshipped:
-        """Return the amount of data that is not in the store, and the reason."""
+        """Return how much data is not in the object store, and why."""
         return Unshipped(self._store.uri, self.pending_bytes, self.problem, self._since)
 
     def finish(self, deadline_s: float, give_up: Callable[[], bool] = lambda: False) -> Unshipped | None:
-        """Upload the rest, for at most `deadline_s` or until `give_up()`; return the data that is not in the store
-        then.
-
-        The log shows its size and its location.
+        """Upload the remaining data, for at most `deadline_s` or until `give_up()`. Return a description of the data
+        that is still missing, whose size and location are also logged; None if all data was uploaded.
         """
         self._end.set()
         self._now.set()
@@ -117,7 +115,7 @@ class LogShipping:
             left = self.state()
             left = replace(left, problem=left.problem or f"not done within {deadline_s:g} s")
             log.error(
-                "%d bytes of logs are not in %s and remain in %s alone: %s",
+                "%d bytes of logs were not uploaded to %s and are only in %s: %s",
                 left.pending_bytes,
                 left.uri,
                 self._files.directory,
@@ -141,19 +139,19 @@ class LogShipping:
                 pause = min(2 * pause, _LONGEST_PAUSE_S)
                 continue
             if self.problem:
-                log.info("logs are shipped to %s again", self._store.uri)
+                log.info("uploading logs to %s again", self._store.uri)
             self.problem, self._since, pause = "", None, _FIRST_PAUSE_S
             if ends:
                 return
             self._wait(SEGMENT_S + _FILE_S * len(self._shipped))
 
     def _report_problem(self, error: Exception) -> None:
-        """Log a problem once, and again if its class differs. The text may name different objects."""
+        """Log an upload error once, and again if the error's class changes."""
         if self._since is None:
             self._since = time.time()
         defect = not isinstance(error, StorageError | OSError)
         if not self.problem or type(error) is not self._kind:
-            log.error("logs stay in %s and are not uploaded for now: %s", self._files.directory, error, exc_info=defect)
+            log.error("cannot upload the logs in %s now, will retry: %s", self._files.directory, error, exc_info=defect)
         self.problem, self._kind = str(error) or type(error).__name__, type(error)
 
     def _wait(self, seconds: float) -> None:
@@ -170,13 +168,16 @@ class LogShipping:
                     file.seek(start)
                     data = file.read(min(SEGMENT_BYTES, size - start))
                     if not data:
-                        raise OSError(f"{path} ends at byte {start}, and the journal has {size} bytes of it")
+                        raise OSError(f"{path} ends at byte {start}, but its journal lists {size} bytes")
                     stop = start + len(data)
                     self._store.write(f"{life.folder}/{path.name}/{start - base:012d}-{stop - base:012d}", data)
                     self._shipped[path.name] = start = stop
 
     def _begin(self) -> "_ShippedLogFolder":
-        """Continue in the folder to which these files were uploaded; otherwise begin a new one."""
+        """Return the folder in the object store in which to continue.
+
+        This is a new folder if none was used before, or if the local files have lost data that is in the old one.
+        """
         life = _read_log_folder(self._files.shipping)
         if life is not None:
             found = _shipped_segments(self._store, life.folder)
@@ -204,7 +205,7 @@ class LogShipping:
 
 @dataclass(frozen=True)
 class _ShippedLogFolder:
-    """Folder of these files in the store, each from the byte `base` on (default 0)."""
+    """Folder of an attempt's files in the object store. `base`: byte position at which the data of each file begins."""
 
     folder: str
     base: Mapping[str, int]
@@ -217,17 +218,18 @@ def _read_log_folder(path: Path) -> _ShippedLogFolder | None:
     except FileNotFoundError:
         return None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        log.warning("%s is damaged (%s): logs are shipped from their beginning, once more", path, error)
+        log.warning("%s is damaged (%s); uploading the logs again from their beginning", path, error)
         return None
 
 
 def shipped_attempts(store: ObjectStore) -> list[int]:
-    """Return the attempts with data in `store`."""
+    """Return the numbers of attempts that have data in `store`."""
     return [int(name) for name in store.folders() if name.isdecimal()]
 
 
 def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None = None) -> Iterator[bytes]:
-    """Yield the content of an attempt's file `name` in `store`, or its last `tail` lines. Raises StorageError.
+    """Yield the content of file `name` of an attempt in `store`, or its last `tail` lines. Raises StorageError if the
+    store fails.
 
     Uploaded bytes that are no longer in the store are replaced by a line that says so.
     """
@@ -246,13 +248,13 @@ def read_shipped(store: ObjectStore, attempt: int, name: str, tail: int | None =
 
 
 def shipped_log_names(store: ObjectStore, attempt: int) -> set[str]:
-    """Return the names of the files with data in `store`."""
+    """Return the names of an attempt's files that have data in `store`."""
     lives = store.folders(f"{attempt:04d}")
     return {name for life in lives for name in _shipped_segments(store, f"{attempt:04d}/{life}")}
 
 
 def _last_shipped_lines(text: bytes, lines: int) -> bytes:
-    """Return the last `lines` lines; only a line feed ends a line, as in the files of the log store."""
+    """Return the last `lines` lines of `text`. Only a line feed ends a line."""
     begin = len(text) - text.endswith(b"\n")
     for _ in range(lines):
         if begin < 0:
@@ -263,7 +265,7 @@ def _last_shipped_lines(text: bytes, lines: int) -> bytes:
 
 @dataclass(frozen=True)
 class _ShippedLogPart:
-    """Bytes of an object from `skip` on; without an object, a line about missing bytes."""
+    """Bytes of one object, from `skip` on. Without an object: a line that says which bytes are missing."""
 
     path: str
     skip: int = 0
@@ -285,15 +287,15 @@ def _shipped_segments(store: ObjectStore, folder: str) -> dict[str, list[tuple[i
 
 
 def _segments_in_order(segments: list[tuple[int, int, str]], name: str) -> list[_ShippedLogPart]:
-    """Return the parts that form the file, in order. Segments may overlap: a write may have been interrupted after it
-    was done, and repeated with more data. Missing bytes become a line that says so."""
+    """Return the parts of the file `name` in order. Segments may overlap, because an interrupted write may have been
+    repeated with more data. A line replaces missing bytes."""
     found: list[_ShippedLogPart] = []
     position = 0
     for start, stop, path in sorted(segments, key=lambda segment: (segment[0], -segment[1])):
         if stop <= position:
             continue
         if start > position:
-            text = f"[ringtrain] bytes {position} to {start} of {name} are in the store no more\n"
+            text = f"[ringtrain] bytes {position} to {start} of {name} are missing in the object store\n"
             found.append(_ShippedLogPart("", missing=text.encode()))
         found.append(_ShippedLogPart(path, max(0, position - start)))
         position = stop

@@ -1,4 +1,4 @@
-"""Composition of ranks' step times, and the rank that others wait for, computed from reports."""
+"""Parts of the ranks' step time (input, compute, reduction, update), and the straggler, computed from reports."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ _MEASURED: Final = {"input": "inputWait", "reduction": "reductionWait", "update"
 
 @dataclass
 class _RankTimes:
-    """Sums over the intervals between a rank's reports. `waited_of`: over the intervals in which input was measured."""
+    """Sums over the intervals between one rank's reports. `waited_of`: seconds in which input was measured."""
 
     steps: float = 0.0
     seconds: float = 0.0
@@ -30,8 +30,11 @@ class _RankTimes:
 
 @dataclass(frozen=True)
 class Straggler:
-    """The rank that the others wait for. `seconds`: difference between its own work in a step and the median of the
-    others'; `part`: the same as a fraction of a step."""
+    """Rank for which the others wait.
+
+    `seconds`: time by which the rank's work per step exceeds the median of the other ranks. `part`: that time as a
+    fraction of a step.
+    """
 
     rank: int
     seconds: float
@@ -39,7 +42,7 @@ class Straggler:
 
 
 class StepTimes:
-    """Step times by rank, computed from report lines. Not thread-safe.
+    """Parts of the step time of each rank, computed from reports. Not thread-safe.
 
     `recent`: approximate number of a rank's newest reports that count, older ones less; None: all reports count
     equally.
@@ -51,12 +54,13 @@ class StepTimes:
         self._ranks: dict[int, _RankTimes] = {}
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Delete other ranks. The interval until the next report of the remaining ranks is not counted."""
+        """Delete the measurements of all ranks except `ranks`. The interval before the next report of each rank does
+        not count."""
         self._last = {}
         self._ranks = {rank: sums for rank, sums in self._ranks.items() if rank in ranks}
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Add one report. The first report of a rank starts its clock."""
+        """Add one report of `rank`. The first report of a rank only starts the rank's first interval."""
         step, time = int(report["step"]), float(report["time"])
         before, self._last[rank] = self._last.get(rank), (step, time)
         parts = {part: float(report[name]) for part, name in _MEASURED.items() if report.get(name) is not None}
@@ -72,7 +76,8 @@ class StepTimes:
             sums.parts[part] = sums.parts.get(part, 0.0) + min(spent, seconds)
 
     def of(self, rank: int) -> dict[str, float] | None:
-        """Return the seconds of a step by part, with the unmeasured rest as `compute`; None before any measurement."""
+        """Return the mean seconds per step of each part for `rank`; None if unknown. `compute` is the unmeasured
+        rest."""
         sums = self._ranks.get(rank)
         if sums is None or sums.steps <= 0:
             return None
@@ -81,24 +86,23 @@ class StepTimes:
         return {part: seconds / sums.steps for part, seconds in parts.items() if seconds is not None}
 
     def mean(self) -> dict[str, float] | None:
-        """Return the seconds of a step by part, as the mean over all ranks with measurements."""
+        """Return the seconds per step of each part, averaged over all measured ranks; None if unknown."""
         known = [parts for rank in self._ranks if (parts := self.of(rank)) is not None]
         names = dict.fromkeys(name for parts in known for name in parts)
         return {name: fmean(parts.get(name, 0.0) for parts in known) for name in names} or None
 
     def input_part(self, rank: int) -> float | None:
-        """Return the fraction of its time that `rank` waited for input, from 0 to 1; None if it did not measure
-        that."""
+        """Return the fraction of time, 0 to 1, that `rank` waited for input; None if not measured."""
         return _input_part([self._ranks[rank]] if rank in self._ranks else [])
 
     @property
     def input_fraction(self) -> float | None:
-        """Fraction of the time that all ranks together waited for input."""
+        """Fraction of time, 0 to 1, that all ranks together waited for input; None if not measured."""
         return _input_part(list(self._ranks.values()))
 
     def longest(self) -> Straggler | None:
-        """Return the rank with the longest own work in a step (all but its wait for reductions); None if fewer than two
-        ranks have measured some steps."""
+        """Return the rank with the most time of work per step (without waiting for reductions). None if fewer than two
+        ranks have measured enough steps."""
         own = {
             rank: (sums.seconds - sums.parts["reduction"]) / sums.steps
             for rank, sums in self._ranks.items()
@@ -112,8 +116,8 @@ class StepTimes:
         return Straggler(rank, max(0.0, longer), max(0.0, longer) / whole)
 
     def straggler(self) -> Straggler | None:
-        """Return the rank with the longest own work if the others lose a considerable fraction of each step, else
-        None."""
+        """Return the result of `longest` if the others lose more than a quarter of a step by that rank; None
+        otherwise."""
         found = self.longest()
         return found if found is not None and found.part > STRAGGLES else None
 

@@ -1,4 +1,4 @@
-"""The log store: writes chunks of records to files, every record once and in order."""
+"""Files of the log store: write chunks of records from agents, each record once and in order."""
 
 import fcntl
 import json
@@ -28,7 +28,7 @@ MOST_OPEN = 4096
 
 @dataclass(frozen=True)
 class LogChunk:
-    """Consecutive records of one rank. `first`: sequence number of the first one, from 1."""
+    """Consecutive records of one rank. `first`: sequence number of the first, from 1; `lines`: number of records."""
 
     stream: LogStream
     rank: int
@@ -38,7 +38,7 @@ class LogChunk:
 
 
 class LogStore:
-    """Files of one attempt, open for appending. Thread-safe.
+    """Log files of one attempt, open for appending. Thread-safe.
 
     Callbacks run in order, after the write: `on_merged` with the lines added to `job.log`, `on_report` with (rank,
     report) for each added report, `on_machine` with an agent's sample of its machine, `on_about` with (rank,
@@ -46,7 +46,7 @@ class LogStore:
     """
 
     def __init__(self, files: AttemptFiles, uid: str, attempt: int, most_open: int = MOST_OPEN) -> None:
-        """Open or resume the files. `most_open`: limit on open rank files; beyond it the oldest is closed."""
+        """Open the files, or continue those of an earlier launcher. `most_open`: maximum number of open rank files."""
         self.files = files
         self._most_open = most_open
         self._attempt = attempt
@@ -74,36 +74,37 @@ class LogStore:
 
     @property
     def lines(self) -> int:
-        """Number of log records in the files. Never waits for a write."""
+        """Number of log records in the files. Reading it does not block."""
         return sum(last for (stream, _), last in list(self._last.items()) if stream is LogStream.LOG)
 
     @property
     def merged_lines(self) -> Mapping[int, int]:
-        """Number of lines of `job.log` by rank; a record that was cut because its writer paused counts as several."""
+        """Number of lines in `job.log` by rank. It may exceed the number of records, because a line that is printed
+        slowly becomes several lines."""
         return self._merged
 
     def last(self, stream: LogStream, rank: int) -> int:
-        """Return the sequence number of a rank's last record in the files; 0 if there is none."""
+        """Return the sequence number of the rank's last stored record in `stream`; 0 if none."""
         return self._last.get((stream, rank), 0)
 
     @property
     def dropped(self) -> int:
-        """Number of log records that agents had to drop. Never waits for a write."""
+        """Number of log records that agents have dropped. Reading it does not block."""
         return sum(list(self._dropped.values()))
 
     def note_dropped(self, agent: str, rank: int, lines: int) -> None:
-        """Record the total number of records of `rank` that `agent`, one process, has dropped."""
+        """Record that the agent process `agent` has dropped `lines` records of `rank` in all."""
         self._dropped[agent, rank] = max(lines, self._dropped.get((agent, rank), 0))
 
     def append(self, chunk: LogChunk) -> int:
-        """Write the new records in `chunk`; return the last sequence number of its stream in the files.
+        """Write the records in `chunk` that are new; return the last stored sequence number of its stream.
 
         A repeated chunk changes nothing. A chunk beyond the next sequence number means that an earlier launcher had
         acknowledged the missing records and its files are lost: a line in the log says so. Raises OSError if the disk
         fails, and TimeoutError (a subclass) if another write hangs; nothing is written then.
         """
         if not self._lock.acquire(timeout=_LOCK_S):
-            raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
+            raise TimeoutError(f"a write to {self.files.directory} takes longer than {_LOCK_S:g} s")
         try:
             key = (chunk.stream, chunk.rank)
             last = self._last.get(key, 0)
@@ -122,9 +123,10 @@ class LogStore:
             self._lock.release()
 
     def sizes(self) -> dict[Path, int]:
-        """Return the size of each file, counting only writes that the journal contains. Raises TimeoutError."""
+        """Return the size of each log file, up to the last complete write. Raises TimeoutError if a write takes too
+        long."""
         if not self._lock.acquire(timeout=_LOCK_S):
-            raise TimeoutError(f"a write in {self.files.directory} has not ended for {_LOCK_S:g} s")
+            raise TimeoutError(f"a write to {self.files.directory} takes longer than {_LOCK_S:g} s")
         try:
             shared = (self.files.job_log, self.files.metrics, self.files.machine)
             found = (*shared, *self.files.directory.glob("rank-*.log"))
@@ -133,7 +135,7 @@ class LogStore:
             self._lock.release()
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield the stored reports, each with its rank."""
+        """Yield (rank, report) for each stored report."""
         if not self.files.metrics.exists():
             return
         with self.files.metrics.open("rb") as rows:
@@ -143,11 +145,11 @@ class LogStore:
                     yield int(json.loads(row)["rank"]), report
 
     def samples(self) -> Iterator[MachineSample]:
-        """Yield the stored samples of agents' machines."""
+        """Yield the stored samples of the workers' resource use."""
         return read_samples(self.files.machine)
 
     def tail(self, rank: int) -> tuple[str, ...]:
-        """Return the last lines of a rank's log."""
+        """Return the last lines of the log of `rank`."""
         path = self.files.rank_log(rank)
         if not path.exists():
             return ()
@@ -193,7 +195,7 @@ class LogStore:
         self._store_samples(samples)
 
     def _store_samples(self, samples: Sequence[MachineSample]) -> None:
-        """Store samples without the journal: after a launcher was killed, the last one may be repeated or missing."""
+        """Store samples of resource use, without the journal: a kill may repeat or lose the last sample."""
         if samples:
             with suppress(OSError):  # a full disk also shows at the next report
                 text = "".join(f"{json.dumps(sample.document())}\n" for sample in samples)
@@ -203,12 +205,12 @@ class LogStore:
             self._notify(self.on_machine, sample)
 
     def _notify(self, listener: Callable[..., None], *what: Any) -> None:
-        """Call `listener`. An exception does not prevent further writes and calls."""
+        """Call `listener`. Its first exception is logged; no exception stops the store."""
         try:
             listener(*what)
         except Exception:
             if not self._listener_failed:
-                log.exception("a line is in the files and could not be shown or counted; nor may others like it")
+                log.exception("internal error: a stored line could not be shown or counted; logged only once")
             self._listener_failed = True
 
     def _reports(self, rank: int, data: bytes) -> Iterator[dict[str, Any]]:
@@ -217,7 +219,11 @@ class LogStore:
                 yield parse_report(line)
             except BadReport as error:
                 if rank not in self._complained:
-                    log.warning("rank %d wrote a report that is left out, as others like it are: %s", rank, error)
+                    log.warning(
+                        "ignored an invalid report of rank %d: %s; further ones of this rank are not logged",
+                        rank,
+                        error,
+                    )
                 self._complained.add(rank)
 
     def _file(self, path: Path) -> BinaryIO:
@@ -230,14 +236,14 @@ class LogStore:
         return file
 
     def _close_oldest(self) -> None:
-        """Close the least recently used rank file if the limit is reached."""
+        """Close the least recently used rank file if `most_open` files are open."""
         shared = (self.files.job_log, self.files.metrics)
         if len(self._open) >= self._most_open + len(shared):
             oldest = next(path for path in self._open if path not in shared)
             self._open.pop(oldest).close()
 
     def _recover(self, uid: str) -> bool:
-        """Resume the files of an earlier launcher of this attempt; return False if there was none."""
+        """Continue the files of an earlier launcher of this attempt; return whether there was such a launcher."""
         directory = self.files.directory
         state = _read_journal(self.files.journal)
         if state.uid != uid:
@@ -266,8 +272,8 @@ def _count_merged(job_log: Path) -> Counter[int]:
 
 
 def _missing_log_records(last: int, chunk: LogChunk) -> bytes:
-    text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are not here: "
-    return (text + "the launcher that had them is lost with its files\n").encode()
+    text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are missing: "
+    return (text + "they were lost with an earlier launcher's files\n").encode()
 
 
 def _read_journal(path: Path) -> journal.RecoveredJournal:
@@ -275,13 +281,13 @@ def _read_journal(path: Path) -> journal.RecoveredJournal:
 
 
 def _move_log_aside(directory: Path, uid: str | None) -> None:
-    """Rename the directory if it belongs to another job of the same name (another uid)."""
+    """Rename `directory`, which contains the logs of another job (with UID `uid`) of the same name."""
     if not directory.exists() or not any(directory.iterdir()):
         return
     number = 1
     while (aside := directory.with_name(f"{directory.name}.earlier-{number}")).exists():
         number += 1
-    log.warning("%s contains the logs of another job (uid %s): they are now in %s", directory, uid, aside.name)
+    log.warning("%s contained the logs of another job (UID %s), which were moved to %s", directory, uid, aside.name)
     directory.rename(aside)
 
 
@@ -293,11 +299,11 @@ def _cut_log_file(path: Path, size: int) -> None:
         with path.open("r+b") as file:
             file.truncate(size)
     elif length < size:
-        log.warning("%s is %d bytes shorter than was acknowledged: its disk lost them", path, size - length)
+        log.warning("%s lacks %d bytes that were acknowledged: its disk has lost them", path, size - length)
 
 
 def _write_logs_together(*parts: tuple[BinaryIO, bytes]) -> None:
-    """Append to several files; if one write fails (a full disk), no file is changed."""
+    """Append data to several files. If one write fails, such as on a full disk, undo all writes."""
     sizes = [file.tell() for file, _ in parts]
     try:
         for file, data in parts:

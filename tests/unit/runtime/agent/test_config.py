@@ -82,10 +82,13 @@ def test_how_long_ranks_of_a_pod_that_stops_may_hand_over(period: str | None, no
         ({"RINGTRAIN_TIMEOUT": "-1"}, "RINGTRAIN_TIMEOUT='-1': expected seconds above 0"),
         ({"RINGTRAIN_TIMEOUT": "soon"}, "RINGTRAIN_TIMEOUT='soon': expected a number of seconds"),
         ({"RINGTRAIN_TIMEOUT": "nan"}, "RINGTRAIN_TIMEOUT='nan': expected seconds above 0"),
-        ({"RINGTRAIN_RING_PORT_BASE": "65535"}, "RINGTRAIN_RING_PORT_BASE=65535: 2 ports from it on go beyond"),
+        (
+            {"RINGTRAIN_RING_PORT_BASE": "65535"},
+            "RINGTRAIN_RING_PORT_BASE=65535: the 2 ports from 65535 on exceed 65535",
+        ),
         ({"RINGTRAIN_AGENT_PORT": "70000"}, "RINGTRAIN_AGENT_PORT='70000': expected an integer from 0 to 65535"),
         ({"RINGTRAIN_BACKEND": "smoke"}, "RINGTRAIN_BACKEND='smoke': expected one of ring, mpi"),
-        ({"RINGTRAIN_SECRET_DIR": "/nowhere"}, "RINGTRAIN_SECRET_DIR='/nowhere': no such directory"),
+        ({"RINGTRAIN_SECRET_DIR": "/nowhere"}, "RINGTRAIN_SECRET_DIR='/nowhere': the directory does not exist"),
     ],
 )
 def test_a_wrong_variable_is_named(change: Mapping[str, str], message: str) -> None:
@@ -100,7 +103,7 @@ def test_half_a_secret(tmp_path: Path) -> None:
     (tmp_path / "token").write_text("t")
     assert AgentConfig.from_env({**WORKER, "RINGTRAIN_SECRET_DIR": str(tmp_path)}).secrets.token == "t"
     (tmp_path / "ca.crt").write_text("pem")
-    with pytest.raises(ConfigurationError, match=r"expected tls\.crt, tls\.key in it"):
+    with pytest.raises(ConfigurationError, match=r"the directory lacks tls\.crt, tls\.key"):
         AgentConfig.from_env({**WORKER, "RINGTRAIN_SECRET_DIR": str(tmp_path)})
 
 
@@ -134,7 +137,7 @@ def test_too_few_open_files_are_said_at_the_start() -> None:
         open_log_limit(launcher, 4096)
     here = LauncherConfig.from_env({**JOB, "RINGTRAIN_PORTS_HELD": "1"})
     with pytest.raises(
-        ConfigurationError, match=r"open 64 files here .* this run needs 27\d; .* ulimit -n 27\d"
+        ConfigurationError, match=r"open 64 files on this machine .* this run needs 27\d; .* ulimit -n 27\d"
     ) as told:
         open_log_limit(here, 64)
     assert not re.search("container|node|worker", str(told.value))  # words of a cluster

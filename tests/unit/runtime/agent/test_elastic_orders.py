@@ -25,10 +25,10 @@ START_ALL = current_slot_order(Form(WORLD, (1, 2, 3)), STOP_ALL, restart=True, n
 
 NEVER = OwnSlot(3, life=0, running=False, startable=True)
 UNKNOWN = OwnSlot(3, life=2, running=False)
-ENDED = OwnSlot(3, life=2, running=False, startable=True, formation=4)
+ENDED = OwnSlot(3, life=2, running=False, startable=True, generation=4)
 COMING = OwnSlot(3, life=2, running=True)
-PARKED = OwnSlot(3, life=2, running=True, parked=True, formation=4)
-INSIDE = OwnSlot(3, life=2, running=True, formation=4)
+PARKED = OwnSlot(3, life=2, running=True, parked=True, generation=4)
+INSIDE = OwnSlot(3, life=2, running=True, generation=4)
 
 
 @pytest.mark.parametrize(
@@ -47,24 +47,24 @@ INSIDE = OwnSlot(3, life=2, running=True, formation=4)
         ),
         pytest.param(URGENT, replace(INSIDE, last_change=(5, True)), None, id="urgent-told"),
         pytest.param(PREPARE, replace(PARKED, slot=7), None, id="leaves-when-the-next-is-made"),
-        pytest.param(PREPARE, replace(PARKED, slot=7, formation=0), ElasticSlotAction.LEAVE, id="newcomer-not-wanted"),
+        pytest.param(PREPARE, replace(PARKED, slot=7, generation=0), ElasticSlotAction.LEAVE, id="newcomer-not-wanted"),
         pytest.param(PREPARE, replace(INSIDE, slot=7), ElasticSlotAction.CHANGE, id="in-the-former-and-not-wanted"),
         pytest.param(PREPARE, replace(PARKED, slot=7, left_since=100), None, id="told-to-leave"),
         pytest.param(FORM, PARKED, ElasticSlotAction.WORLD, id="form-member"),
-        pytest.param(FORM, replace(PARKED, parked=False, formation=5), None, id="form-in-it"),
-        pytest.param(FORM, replace(PARKED, formation=5), None, id="form-has-left-it-again"),
+        pytest.param(FORM, replace(PARKED, parked=False, generation=5), None, id="form-in-it"),
+        pytest.param(FORM, replace(PARKED, generation=5), None, id="form-has-left-it-again"),
         pytest.param(FORM, replace(PARKED, life=3), None, id="form-another-life-of-a-members-slot"),
         pytest.param(FORM, replace(PARKED, slot=2), None, id="form-newcomer-waits"),
         pytest.param(FORM, replace(PARKED, slot=7), ElasticSlotAction.LEAVE, id="form-not-wanted"),
         pytest.param(FORM, replace(INSIDE, slot=2), ElasticSlotAction.CHANGE, id="form-still-in-the-former"),
-        pytest.param(FORM, replace(ENDED, formation=5), None, id="form-member-that-ended"),
+        pytest.param(FORM, replace(ENDED, generation=5), None, id="form-member-that-ended"),
         pytest.param(FORM, replace(ENDED, slot=2), ElasticSlotAction.START, id="form-newcomer-that-ended"),
         pytest.param(STOP_ALL, NEVER, None, id="restart-nothing-before-form"),
         pytest.param(STOP_ALL, INSIDE, ElasticSlotAction.TERMINATE, id="restart-runs"),
         pytest.param(START_ALL, ENDED, ElasticSlotAction.START, id="restart-member"),
         pytest.param(START_ALL, replace(ENDED, slot=2), None, id="restart-no-member"),
-        pytest.param(START_ALL, replace(ENDED, formation=5), None, id="restart-member-that-ended"),
-        pytest.param(START_ALL, replace(INSIDE, formation=5), None, id="restart-member-runs"),
+        pytest.param(START_ALL, replace(ENDED, generation=5), None, id="restart-member-that-ended"),
+        pytest.param(START_ALL, replace(INSIDE, generation=5), None, id="restart-member-runs"),
         pytest.param(START_ALL, INSIDE, ElasticSlotAction.TERMINATE, id="restart-left-from-the-former"),
     ],
 )
@@ -80,7 +80,7 @@ def test_the_next_step(order: ElasticSlotOrder, slot: OwnSlot, step: ElasticSlot
         pytest.param(FORM, replace(INSIDE, slot=2, last_change=(5, True)), 170, id="does-not-leave-the-former"),
         pytest.param(URGENT, replace(INSIDE, last_change=(5, True), stopped_since=60), 105, id="cannot-leave"),
         pytest.param(FORM, replace(COMING, stopped_since=120), 125, id="is-stopped-before-it-is-ready"),
-        pytest.param(FORM, replace(INSIDE, formation=5, stopped_since=120), 180, id="is-stopped-in-its-world"),
+        pytest.param(FORM, replace(INSIDE, generation=5, stopped_since=120), 180, id="is-stopped-in-its-world"),
         pytest.param(FORM, replace(PARKED, slot=2, stopped_since=120), 180, id="is-stopped-while-it-waits"),
         pytest.param(
             PREPARE,
@@ -104,7 +104,7 @@ def test_who_does_not_leave_is_killed(order: ElasticSlotOrder, slot: OwnSlot, at
         pytest.param(PREPARE, replace(INSIDE, last_change=(5, False)), id="waits-for-its-next-commit"),
         pytest.param(PREPARE, COMING, id="starts"),
         pytest.param(PREPARE, PARKED, id="parked"),
-        pytest.param(FORM, replace(INSIDE, formation=5), id="works"),
+        pytest.param(FORM, replace(INSIDE, generation=5), id="works"),
     ],
 )
 def test_who_is_never_killed(order: ElasticSlotOrder, slot: OwnSlot) -> None:

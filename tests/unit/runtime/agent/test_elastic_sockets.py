@@ -103,13 +103,13 @@ def test_a_long_temporary_directory(tmp_path: Any, monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        (b"hello", "'hello' is no JSON; expected one object a line"),
-        (b"[" * 5000, "is no JSON"),
-        (b"\xff\xfe", "is no JSON"),
-        (b"", "'' is no JSON"),
-        (b"[1]", "'[1]' is no JSON object"),
-        (b'{"formation": 1}', "type 'None': expected ready, joined or committed"),
-        (b'{"type": "world"}', "type 'world': expected ready, joined or committed"),
+        (b"hello", "'hello' is not JSON; expected one object per line"),
+        (b"[" * 5000, "is not JSON"),
+        (b"\xff\xfe", "is not JSON"),
+        (b"", "'' is not JSON"),
+        (b"[1]", "'[1]' is not a JSON object"),
+        (b'{"formation": 1}', "the message's type is 'None'; expected ready, joined or committed"),
+        (b'{"type": "world"}', "the message's type is 'world'; expected ready, joined or committed"),
         (b'{"type": ["ready"]}', "expected ready, joined or committed"),
         (b'{"type": "joined"}', "formation of joined is absent: expected an integer from 0 to 999999"),
         (b'{"type": "joined", "formation": "2"}', "formation of joined is '2'"),
@@ -144,7 +144,7 @@ def test_a_rank_is_told_what_is_wrong(server: Server) -> None:
     with server.connect(server.sockets.open(CALLER)) as rank:
         rank.sendall(b'nonsense\n{"type": "joined", "formation": 3}\n')
         assert [server.next(), server.next()] == [(CALLER, True), (CALLER, Joined(3))]
-        assert line(rank) == {"type": "error", "message": "'nonsense' is no JSON; expected one object a line"}
+        assert line(rank) == {"type": "error", "message": "'nonsense' is not JSON; expected one object per line"}
 
 
 def test_a_line_without_an_end(server: Server) -> None:

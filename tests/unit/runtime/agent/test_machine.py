@@ -87,7 +87,7 @@ def test_without_groups_memory_is_the_machines(tmp_path: Path) -> None:
             "was killed by SIGKILL: memory 8.0 of 8.0 GiB, 6.0 GiB of it the rank's when last seen; the kernel ",
         ),
         (0, -9, ""),  # somebody else has killed it
-        (1, 1, "exited with 1 after the kernel had killed a process for want of memory: 8.0 of 8.0 GiB"),
+        (1, 1, "exited with 1 after the kernel had killed a process for lack of memory: 8.0 of 8.0 GiB"),
         (0, 1, ""),
     ],
 )

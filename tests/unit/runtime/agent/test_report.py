@@ -85,11 +85,11 @@ def test_a_full_pipe_does_not_block(pipe: int) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"step": -1}, "step=-1: expected an integer from 0 on"),
+        ({"step": -1}, "step=-1: expected an integer of at least 0"),
         ({"step": 1.5}, "step=1.5: expected an integer"),
         ({"step": "x"}, "step='x': expected an integer"),
-        ({"step": 1, "total_steps": 0}, "total_steps=0: expected an integer from 1 on"),
-        ({"step": 1, "samples": -2}, "samples=-2: expected a number from 0 on"),
+        ({"step": 1, "total_steps": 0}, "total_steps=0: expected an integer of at least 1"),
+        ({"step": 1, "samples": -2}, "samples=-2: expected a number of at least 0"),
         ({"step": 1, "loss": "low"}, "loss='low': expected a number"),
         ({"step": float("inf")}, "step=inf: expected an integer"),
         ({"step": 2**63}, "step is above 9223372036854775807"),

@@ -29,7 +29,7 @@ def test_a_missing_plugin_is_named() -> None:
     with pytest.raises(ConfigurationError) as refused:
         open_starter(context("other"))
     assert str(refused.value) == (
-        "RINGTRAIN_BACKEND=other needs the plugin ringtrain-other, which this image does not have; "
+        "RINGTRAIN_BACKEND=other needs the plugin ringtrain-other, which is not in this image; "
         "pip install 'ringtrain[other]' in the image"
     )
 

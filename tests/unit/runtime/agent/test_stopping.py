@@ -115,7 +115,7 @@ class Rank:
 
 @pytest.mark.parametrize("start", STARTS)
 def test_who_gets_sigterm(start: str, tmp_path: Path) -> None:
-    """However the program is started, it gets one SIGTERM if it handles it; its workers and enclosing scripts get
+    """A program that handles SIGTERM gets exactly one, for each way to start it; its workers and enclosing scripts get
     none."""
     if shutil.which("setsid") is None:
         pytest.skip("needs util-linux")

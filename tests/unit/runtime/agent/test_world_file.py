@@ -84,7 +84,7 @@ def test_a_directory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr("tempfile.tempdir", "/nowhere")
     with (
         ExitStack() as stack,
-        pytest.raises(ConfigurationError, match=r"addresses of 8000 ranks .* writable /tmp"),
+        pytest.raises(ConfigurationError, match=r"addresses of 8000 ranks .* make /tmp writable"),
     ):
         WorldFiles(stack).fitted(variables(MANY), world(MANY))
 
@@ -100,7 +100,7 @@ def test_a_directory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyP
         ('{"version": 1, "ringAddresses": [1]}', "ringAddresses is [1]; expected a list"),
         ('{"version": 1, "ringAddresses": ["a:1"]}', "has 1 addresses; expected 2, one for each rank"),
         ('{"version": 1, "ringAddresses": ["a:1", "b"]}', 'rank 1: "b" is not an address'),
-        ('{"version": 1, "ringAddresses": ["a:1", "a:1"]}', "has a:1 for ranks 0 and 1; give each rank its own"),
+        ('{"version": 1, "ringAddresses": ["a:1", "a:1"]}', "has a:1 for ranks 0 and 1; give each rank a different"),
     ],
     ids=["absent", "no-json", "list", "version", "no-list", "number", "too-few", "no-address", "twice"],
 )

@@ -31,7 +31,7 @@ def test_members_that_share_their_bytes(tmp_path: Path) -> None:
             twin.header_offset, twin.CRC = 0, 0
             archive.filelist.append(twin)
             archive.NameToInfo[twin.filename] = twin
-    _is_refused(path, "its members claim")
+    _is_refused(path, "its zip directory lists")
 
 
 def _is_refused(path: Path, why: str) -> None:

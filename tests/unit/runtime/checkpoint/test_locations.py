@@ -32,12 +32,12 @@ class Attempt:
             checkpoints.finish()
 
     def latest(self, below: str = "") -> Saved | None:
-        """What this attempt would go on from."""
+        """Return the checkpoint that this attempt would continue from."""
         with self._entered():
             return self._checkpoints(3, below).latest()
 
     def locations(self) -> tuple[Path | None, tuple[Path, ...]]:
-        """Where a script may write and read files of its own."""
+        """Return the directory in which a script may write its own files, and those in which it may read."""
         with self._entered():
             return attempt_directory(), readable_directories()
 
@@ -107,7 +107,7 @@ def test_several_of_one_name(tmp_path: Path) -> None:
     """None is guessed; the error names the folders."""
     for uid in (OLD, NEW):
         Attempt(tmp_path, "a", 1, uid=uid).save(1)
-    with pytest.raises(CheckpointError, match=rf"2 jobs .*a-{OLD}, a-{NEW}.*give one of them"):
+    with pytest.raises(CheckpointError, match=rf"2 jobs .*a-{OLD}, a-{NEW}.*set checkpoint.restoreFrom to one of them"):
         Attempt(tmp_path, "b", 1, restore_from="a").latest()
     mine = Attempt(tmp_path, "a", 1, uid=NEW, restore_from="a").latest()
     assert mine is not None  # its own
@@ -167,7 +167,7 @@ def test_files_of_a_scripts_own_format(tmp_path: Path) -> None:
 
 
 def test_a_directory_outside_the_jobs_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who names a directory of his own gets plain files in it."""
+    """A directory that the user names gets plain files."""
     monkeypatch.setenv("RINGTRAIN_CHECKPOINT_DIR", str(tmp_path / "job"))
     monkeypatch.setenv("RINGTRAIN_ATTEMPT", "2")
     Checkpoints(tmp_path / "mine", group=MemoryGroup(Table(1), 0)).save(1, {})

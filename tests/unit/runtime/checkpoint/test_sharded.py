@@ -23,8 +23,6 @@ from ringtrain.optim import HostOptimizer
 from ringtrain.optim.rules import AdamW
 from ringtrain.shared.storage import ObjectStore
 
-pytestmark = pytest.mark.slow
-
 STATE = {
     "weights": {"dense/kernel": np.arange(60_000, dtype=np.float32).reshape(200, 300), "scale": np.array(2.5)},
     "half": [np.ones(40_001, ml_dtypes.bfloat16), np.zeros((0, 4), np.float16)],
@@ -116,7 +114,7 @@ def test_a_save_before_the_latest_step_is_told_once(uri: str, caplog: pytest.Log
     _save(uri, 2, [9, 10])
     assert caplog.messages == []
     _save(uri, 2, [1, 2], keep=2)
-    told = f"step 1 is saved into {uri}, which has step 10: "
+    told = f"step 1 is saved into {uri}, which already has step 10: "
     assert [text.startswith(told) for text in caplog.messages] == [True]
     assert _load(uri).step == 10  # type: ignore[union-attr]
 
@@ -145,7 +143,19 @@ def test_a_damaged_checkpoint_is_told_from_a_whole_one(uri: str, damage: str, ca
     assert saved is not None
     assert saved.step == 1
     assert name in caplog.text
-    assert "trying the checkpoint before it" in caplog.text
+    assert "trying the previous checkpoint" in caplog.text
+
+
+@pytest.mark.parametrize(("place", "bytes_read"), [(5000, "0 to 4194304"), (-1, "4194304 to ")], ids=["first", "last"])
+def test_a_damaged_block_is_named(tmp_path: Path, place: int, bytes_read: str) -> None:
+    """Of a file of two blocks, by its first byte and the one after its last."""
+    _ranks(f"file://{tmp_path}", 1, lambda checkpoints, _: checkpoints.save(1, {"big": np.zeros(3 << 18)}))
+    (file,) = tmp_path.glob("*/rank-*.safetensors")
+    data = bytearray(file.read_bytes())
+    data[place] ^= 1
+    file.write_bytes(data)
+    with pytest.raises(CheckpointError, match=f"differs from its checksum in bytes {bytes_read}"):
+        _load(f"file://{tmp_path}")
 
 
 def test_a_checkpoint_that_is_removed_while_it_is_read(uri: str) -> None:
@@ -165,7 +175,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_read(uri: str) -> None:
 
 @pytest.mark.parametrize(("before_s", "stays"), [(1, True), (3600, False)])
 def test_a_save_that_is_not_whole_may_be_anothers(uri: str, before_s: int, stays: bool) -> None:
-    """What began a second before is another process's that still writes; of an hour ago nobody does."""
+    """A save begun a second ago stays, as another process may still write it; one begun an hour ago is removed."""
     began_ms = time.time_ns() // 1_000_000 - 1000 * before_s
     name = f"ckpt-{7:010d}-{began_ms:012x}/rank-00000-0000.safetensors"
     store = ObjectStore(uri)
@@ -182,7 +192,7 @@ def test_a_place_that_is_a_file_is_no_fresh_start(tmp_path: Path, below: str) ->
 
 
 def test_no_whole_checkpoint_is_no_fresh_start(uri: str) -> None:
-    """Where all are damaged every rank raises."""
+    """Every rank raises if all checkpoints are damaged."""
     _save(uri, 2, [1])
     _change(uri, _objects(uri, "rank-00000-0000")[0], None)
     with pytest.raises(CheckpointError, match=r"every checkpoint below .* is damaged"):
@@ -202,7 +212,7 @@ def test_states_that_differ_are_refused(tmp_path: Path) -> None:
     def work(checkpoints: ShardedCheckpoints, group: MemoryGroup) -> None:
         checkpoints.save(1, {"a": np.zeros(3 + group.rank)})
 
-    words = r"rank 1 saves other arrays \('00000-a' is float64 \[4\] there and float64 \[3\] on rank 0\)"
+    words = r"rank 1 saves other arrays \('00000-a' is float64 \[4\] on rank 1, but float64 \[3\] on rank 0\)"
     with pytest.raises(MismatchError, match=words):
         _ranks(f"file://{tmp_path}", 2, work)
 
@@ -216,7 +226,7 @@ def test_parts_that_ranks_took_with_different_arguments_are_refused(tmp_path: Pa
         opt.step()
         checkpoints.save(1, {"optimizer": opt.shard_dict(error_feedback=group.rank == 0)})
 
-    with pytest.raises(MismatchError, match=r"error_feedback.*is absent there and float32 .*same arguments"):
+    with pytest.raises(MismatchError, match=r"error_feedback.*is absent on rank \d, but float32 .*same arguments"):
         _ranks(f"file://{tmp_path}", 2, work)
 
 
@@ -311,7 +321,7 @@ def test_elements_that_an_array_does_not_have(tmp_path: Path, start: int, stop: 
     _ranks(uri, 1, lambda checkpoints, _: checkpoints.save(1, {"ten": np.arange(10.0)}))
 
     def load(checkpoints: ShardedCheckpoints, _: MemoryGroup) -> None:
-        with pytest.raises(ConfigurationError, match=f"elements {start}:{stop} requested of array .*, which has 0:10"):
+        with pytest.raises(ConfigurationError, match=f"elements {start}:{stop} of array .* has elements 0:10"):
             checkpoints.latest(lambda state: state["ten"].read(start, stop))
 
     _ranks(uri, 1, load)
@@ -356,6 +366,7 @@ def test_a_save_in_the_background_asks_the_store_nothing_before_it_returns(
     _ranks(job, 1, work, deadline_s=1.0)
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_at_once_ends_with_its_checkpoint(s3: Server, tmp_path: Path) -> None:
     """The store's name is looked up on threads that the interpreter ends before it waits for others."""
     uri = f"s3://{BUCKET}/{tmp_path.name}"
@@ -372,6 +383,7 @@ def test_a_program_that_ends_at_once_ends_with_its_checkpoint(s3: Server, tmp_pa
         assert _objects(uri, "manifest")
 
 
+@pytest.mark.slow
 def test_a_connection_that_is_cut_is_made_again(s3_proxy: Proxy) -> None:
     """Requests that were cut in the middle are sent anew, and what is read is what was written."""
     uri = f"s3://{BUCKET}/cut"
@@ -385,6 +397,7 @@ def test_a_connection_that_is_cut_is_made_again(s3_proxy: Proxy) -> None:
     assert np.array_equal(saved.state["weights"]["dense/kernel"], STATE["weights"]["dense/kernel"])  # type: ignore
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["refused", "silent"])
 def test_a_store_that_does_not_answer_ends_in_an_error(s3_proxy: Proxy, fault: str) -> None:
     """Within the deadline every rank raises, and the error names the URI and the rank; the next save is fine."""
@@ -435,9 +448,9 @@ def test_wrong_credentials_are_named(s3: Server, s3_proxy: Proxy) -> None:
     """
     s3.check_credentials(True)
     try:
-        with pytest.raises(CheckpointError, match="does not take these credentials: check the Secret"):
+        with pytest.raises(CheckpointError, match="does not accept these credentials: check the Secret"):
             _save(f"s3://{BUCKET}/denied", 1, [1])
-        with pytest.raises(CheckpointError, match="does not take these credentials"):
+        with pytest.raises(CheckpointError, match="does not accept these credentials"):
             _load(f"s3://{BUCKET}/denied")
     finally:
         s3.check_credentials(False)
@@ -445,7 +458,7 @@ def test_wrong_credentials_are_named(s3: Server, s3_proxy: Proxy) -> None:
 
 def test_a_bucket_that_is_not_there_is_not_an_empty_one(s3_proxy: Proxy) -> None:
     """Reading from a mistyped bucket is an error, not a start from nothing."""
-    with pytest.raises(CheckpointError, match="make the bucket, or correct the URI"):
+    with pytest.raises(CheckpointError, match="create the bucket, or correct the URI"):
         _load("s3://mistyped/digits")
 
 
@@ -465,8 +478,8 @@ def test_a_bucket_may_be_called_so(s3: Server, s3_proxy: Proxy, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        ("s4://bucket/path", "no URI of a known store"),
-        ("s3://", "names no place"),
+        ("s4://bucket/path", "not the URI of a known store"),
+        ("s3://", "has no path"),
     ],
 )
 def test_a_wrong_uri_is_refused(uri: str, message: str) -> None:

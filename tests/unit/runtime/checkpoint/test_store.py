@@ -126,7 +126,7 @@ def test_a_save_before_the_latest_step_is_told_once(tmp_path: Path, caplog: pyte
     second = _alone(tmp_path, keep=2)
     for step in (1, 2):
         second.save(step, {"training": "second"})
-    told = f"step 1 is saved into {tmp_path}, which has step 10: latest() returns that one"
+    told = f"step 1 is saved into {tmp_path}, which already has step 10: latest() returns the higher step"
     assert [text.startswith(told) for text in caplog.messages] == [True]
     assert (found := _alone(tmp_path).latest()) is not None
     assert found.state == {"training": "first"}
@@ -142,7 +142,7 @@ def _cuts(size: int) -> list[int]:
 
 
 def test_a_truncated_newest_falls_back_to_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Wherever the file was cut: the one before is used, and the log says so."""
+    """If the newest file is cut at any byte, the checkpoint before it is used, and the log says so."""
     checkpoints = _alone(tmp_path)
     checkpoints.save(1, STATE | {"epoch": 1})
     checkpoints.save(2, STATE | {"epoch": 2})
@@ -190,7 +190,7 @@ class _Refused(io.RawIOBase):
 
 
 def test_a_disk_that_refuses_is_no_damage(tmp_path: Path) -> None:
-    """Wherever reading ended: a whole checkpoint must not be set aside, nor called damaged."""
+    """A read error at any byte raises OSError; the whole checkpoint is neither set aside nor called damaged."""
     _alone(tmp_path).save(7, STATE)
     path = _RefusedPath(tmp_path / "ckpt-0000000007.npz")
     for cut in _cuts(path.stat().st_size):
@@ -201,7 +201,7 @@ def test_a_disk_that_refuses_is_no_damage(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_flipped_bit_is_never_believed(tmp_path: Path) -> None:
-    """Whichever byte was changed, what is read is what was written, or the checkpoint before."""
+    """After a change of any byte, the state that is read is the one that was written, or the checkpoint before."""
     checkpoints = _alone(tmp_path)
     checkpoints.save(1, {"x": np.zeros(4)})
     checkpoints.save(2, {"x": np.arange(40.0), "epoch": 5})
@@ -224,8 +224,9 @@ def test_a_damaged_newest_does_not_push_out_a_whole_one(tmp_path: Path) -> None:
     assert checkpoints.latest() is not None
     checkpoints.save(15, {"x": 2})
     assert _names(tmp_path) == ["ckpt-0000000015.npz", "ckpt-0000000020.npz.damaged"]
+    (tmp_path / "ckpt-0000000025.npz.damaged").touch()
     checkpoints.save(25, {"x": 3})
-    assert _names(tmp_path) == ["ckpt-0000000025.npz"]
+    assert _names(tmp_path) == ["ckpt-0000000025.npz", "ckpt-0000000025.npz.damaged"]
 
 
 def test_if_all_are_damaged_the_job_does_not_start_over_in_silence(tmp_path: Path) -> None:
@@ -438,7 +439,7 @@ def test_a_checkpoint_under_another_steps_name_is_damaged(tmp_path: Path) -> Non
     checkpoints = _alone(tmp_path)
     checkpoints.save(1, {"x": 1})
     (tmp_path / "ckpt-0000000001.npz").rename(tmp_path / "ckpt-0000000007.npz")
-    with pytest.raises(CheckpointError, match="the checkpoint of step 1 under the name of step 7"):
+    with pytest.raises(CheckpointError, match="its name is that of step 7, but it contains step 1"):
         checkpoints.latest()
 
 

@@ -3,9 +3,11 @@
 import importlib
 import subprocess
 import sys
+from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from ringtrain_job.cli.main import lazy_commands
 
@@ -22,6 +24,59 @@ def test_a_command_of_the_table(name: str) -> None:
     assert entry.help.endswith(".")
 
 
+# Sends Ctrl-C to itself when the module of its first argument is imported, and runs `ringtrain` with the others.
+INTERRUPTED = """
+import os, signal, sys
+class Finder:
+    def find_spec(self, name, *_):
+        if name == module:
+            os.kill(os.getpid(), signal.SIGINT)
+module = sys.argv.pop(1)
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from ringtrain_job.cli.entry import ringtrain
+ringtrain()
+"""
+EARLY = "stopped before the ranks started\n"
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "says"),
+    [
+        ("ringtrain_job.cli.main", ("run", "-np", "1", "true"), EARLY),
+        ("ringtrain_job.cli.run", ("run", "-np", "1", "true"), EARLY),
+        ("ringtrain_job.cli.logs", ("logs",), ""),
+        ("click.shell_completion", ("completion", "bash"), ""),
+    ],
+    ids=["imports", "imports-of-run", "imports-of-logs", "command"],
+)
+def test_ctrl_c_ends_a_command_with_130(module: str, words: tuple[str, ...], says: str, tmp_path: Path) -> None:
+    """At any moment after Python's own start: without a traceback, and without click's `Aborted!`."""
+    command = [sys.executable, "-c", INTERRUPTED, module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", says)
+
+
+@pytest.mark.parametrize("words", [("--help",), ("completion", "bash"), ("logs", ".")], ids=" ".join)
+def test_a_full_disk_is_one_line(words: tuple[str, ...], tmp_path: Path) -> None:
+    """The file of stdout is on it. The output may be larger than Python's buffer."""
+    (tmp_path / "job.log").write_text("line\n" * 500_000)
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "ringtrain", *words]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (1, "Error: cannot write to stdout: No space left on device\n")
+
+
+@pytest.mark.parametrize("name", sorted(lazy_commands()))
+def test_the_help_of_a_group_is_not_cut(name: str) -> None:
+    """Click ends a line that is too long with `...`."""
+    module, attribute = lazy_commands()[name].load.split(":")
+    command = getattr(importlib.import_module(module), attribute)
+    if isinstance(command, click.Group):
+        help_text = CliRunner().invoke(command, ["--help"], terminal_width=80).output
+        assert "...\n" not in help_text.partition("Commands:")[2]
+
+
 def test_help_loads_no_command() -> None:
     """The list is read from the tables alone."""
     code = (
@@ -29,4 +84,7 @@ def test_help_loads_no_command() -> None:
         "print([name for name in sys.modules if name.startswith('ringtrain_job.cli.')])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "['ringtrain_job.cli.commands', 'ringtrain_job.cli.main']"
+    assert (
+        done.stdout.splitlines()[-1]
+        == "['ringtrain_job.cli.commands', 'ringtrain_job.cli.interrupts', 'ringtrain_job.cli.main']"
+    )

@@ -7,12 +7,12 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from ringtrain._core.process_groups.context import RankProcessSettings
-from ringtrain._core.world.config import WorkerConfig, WorldWaits
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
 from ringtrain.shared.hosts import Host
+from ringtrain.shared.rank_settings import RankProcessSettings, WorldWaits
 from ringtrain_job.cli.horovod_options import OPTIONS
 from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options, read_config_file
 from ringtrain_job.cli.horovodrun import main as horovodrun
@@ -76,13 +76,13 @@ def test_options_without_meaning_are_explained() -> None:
     values = HorovodrunValues({"gloo": True, "mpi_args": "-x A", "autotune": False, "ssh_port": 2222, "mpi": None})
     assert [line.split()[0] for line in values.notes] == ["--gloo", "--mpi-args", "--autotune"]
     assert (
-        values.notes[0] == "--gloo has no meaning here and is accepted: "
+        values.notes[0] == "--gloo is accepted but has no effect: "
         "ranks find each other through the launcher, without Gloo"
     )
 
 
 def test_options_become_variables() -> None:
-    """What is told to launcher, agents and ranks; a stall timeout of 0 is the longest that there is."""
+    """Options become variables of launcher, agents and ranks; a stall timeout of 0 becomes the longest possible."""
     given = {"start_timeout": 30.0, "timeline_filename": "t.json", "log_level": "FATAL"}
     assert HorovodrunValues({**given, "stall_check_shutdown_time_seconds": 0.0}).variables == {
         contract.ENV_START_TIMEOUT: "30",
@@ -211,16 +211,20 @@ def test_a_hostfile(tmp_path: Path) -> None:
     ("content", "hosts", "message"),
     [
         ("a slots=2\n", "a:2", "both define the hosts"),
-        ("a two\n", "", "line 1: 'a two'; expected host slots=4"),
+        ("a two\n", "", "line 1: 'a two' is not a host; expected HOST slots=N, such as localhost slots=4"),
         ("a slots=two\n", "", "line 1: 'two' is not a number of slots; expected a:4"),
-        ("# none\n", "", "it has no host"),
+        ("# none\n", "", "the file has no host"),
         (None, "", "No such file"),
-        ("a slots=3\nb slots=3\n", "", "-np 4 ranks would be a 3, b 1; expected the same number on each host"),
-        ("a slots=1\n", "", "1 slots for 4 ranks; expected a:4"),
+        (
+            "a slots=3\nb slots=3\n",
+            "",
+            "-np 4 ranks would be placed as a 3, b 1; expected the same number of ranks on each host",
+        ),
+        ("a slots=1\n", "", "the hosts have 1 slot, but -np is 4; expected as many slots, such as a:4"),
         ("-oProxyCommand=x slots=4\n", "", "is not a host name"),
         ("a:2 slots=4\n", "", "line 1: 'a:2 slots=4' has two numbers of slots"),
-        ("a:2 site=x\nb:2\n", "", "b is at no site, and a at x; expected one site of each host, or none at all"),
-        ("a:2 site=x\na:2 site=y\n", "", "a is at y, and a at x; expected one site of each host"),
+        ("a:2 site=x\nb:2\n", "", "b is at no site, and a at x; expected a site for each host, or none"),
+        ("a:2 site=x\na:2 site=y\n", "", "a is at y, and a at x; expected a site for each host"),
         ("a:4 site=x,y\n", "", "line 1: 'x,y' is not a site name; expected a:4@site1"),
     ],
     ids=[

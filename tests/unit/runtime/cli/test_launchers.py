@@ -18,7 +18,7 @@ def test_a_launcher_is_refused(command: list[str], named: str, tmp_path: Path) -
     result = CliRunner().invoke(run, ["-np", "2", "--log-dir", str(logs), *command])
     assert result.output.count(f"{named} starts ranks itself") == 1
     assert result.exit_code == 2
-    assert "write the program that it starts: ringtrain run -np 2 python train.py" in result.output
+    assert "pass only the program that it starts: ringtrain run -np 2 python train.py" in result.output
     assert not logs.exists()
 
 

@@ -17,5 +17,5 @@ def test_a_log_directory_is_made(tmp_path: Path) -> None:
 def test_a_log_directory_that_cannot_be_made(tmp_path: Path) -> None:
     """The error names the option, the directory and the way out."""
     (tmp_path / "file").touch()
-    with pytest.raises(click.UsageError, match=r"--runs .*file/logs: logs cannot be written there \(Not a dir"):
+    with pytest.raises(click.UsageError, match=r"--runs .*file/logs: cannot write logs to this folder \(Not a dir"):
         check_log_dir(tmp_path / "file" / "logs")

@@ -1,4 +1,4 @@
-"""What `ringtrain run` accepts."""
+"""Options of `ringtrain run`, and its usage errors."""
 
 import re
 import threading
@@ -26,7 +26,7 @@ from ringtrain_job.launcher.hosts import HostCoolDown
             "node-a, node-b have only 2 slots, but -np is 3",
         ),
         (["-np", "1", "--min-np", "1", "-H", "localhost:1@x,127.0.0.1:1@y", "true"], "names sites (y), but all"),
-        (["-np", "2", "-H", "localhost:1", "true"], "1 slots for 2 ranks; expected localhost:2"),
+        (["-np", "2", "-H", "localhost:1", "true"], "the hosts have 1 slot, but -np is 2; "),
         (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),
         (["true"], "Missing option '-np'"),
@@ -63,8 +63,8 @@ def test_usage_errors(words: list[str], message: str) -> None:
 @pytest.mark.parametrize(
     ("words", "hint"),
     [
-        (["--nproc-per-node", "2", "train.py"], "--nproc-per-node is torchrun's; write -np N"),
-        (["--nproc_per_node=2", "train.py"], "--nproc_per_node is torchrun's; write -np N"),
+        (["--nproc-per-node", "2", "train.py"], "--nproc-per-node is torchrun's; write: ringtrain run -np N python"),
+        (["--nproc_per_node=2", "train.py"], "--nproc_per_node is torchrun's; write: ringtrain run -np N python"),
         (["-np", "2", "--nnodes=2", "train.py"], "--nnodes is torchrun's; write -H HOST:N,HOST:N"),
         (["--standalone", "-np", "2", "train.py"], "--standalone is torchrun's; remove it"),
         (
@@ -103,15 +103,15 @@ def test_an_earlier_name_of_an_option(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     result = CliRunner().invoke(main, ["run", "-np", "1", "--log-dir", "file/runs", "true"])
-    assert "--runs file/runs: logs cannot be written there" in result.output
+    assert "--runs file/runs: cannot write logs to this folder" in result.output
     assert "--log-dir" not in CliRunner().invoke(main, ["run", "--help"]).output
 
 
 @pytest.mark.parametrize(
     ("program", "code", "message"),
     [
-        ("pythn", 127, "pythn cannot be executed: PATH has no program of this name; did you mean python?"),
-        ("./nothing.py", 127, "./nothing.py cannot be executed: the file does not exist"),
+        ("pythn", 127, "cannot execute pythn: PATH has no program of this name; did you mean python?"),
+        ("./nothing.py", 127, "cannot execute ./nothing.py: the file does not exist"),
         ("./notes.py", 126, "not executable (chmod +x)"),
         ("notes.py", 127, "did you mean ./notes.py, or python notes.py?"),
     ],
@@ -151,7 +151,7 @@ def test_help_names_commands_for_people() -> None:
 
 
 def test_numbers_of_progress_are_explained() -> None:
-    """What a line of progress says of the speed stands where a reader of that line looks."""
+    """The help of `ringtrain run` explains the figures of speed in a progress line."""
     shown = " ".join(CliRunner().invoke(main, ["run", "--help"]).output.split())
     assert "its standard error (+/-)" in shown
     assert "the scatter of the speeds of single steps around their median (jitter)" in shown
@@ -169,12 +169,15 @@ def test_numbers_of_progress_are_explained() -> None:
         (["-np", "4", "--on-loss", "shrink"], "--on-loss Shrink: with --min-np 4 none of the 4 ranks may be lost"),
         (
             ["-np", "4", "--min-np", "2", "--on-loss", "Shrink", "--replace-timeout", "5"],
-            "--replace-timeout and --on-loss Shrink: ranks do not wait for a replacement then",
+            "--replace-timeout and --on-loss Shrink: with Shrink, ranks do not wait for a replacement",
         ),
         (["-np", "2", "--on-loss", "Panic"], "'Panic' is not one of"),
         (["-np", "2", "--replace-timeout", "0"], "0.0 is not in the range"),
         (["-np", "2", "--reset-limit", "-1"], "-1 is not in the range"),
-        (["-np", "2", "--max-np", "4", "-H", "localhost:2"], "2 slots for 4 ranks; expected localhost:4"),
+        (
+            ["-np", "2", "--max-np", "4", "-H", "localhost:2"],
+            "the hosts have 2 slots, but -np is 4; expected as many slots, such as localhost:4",
+        ),
         (["-np", "2", "--host-discovery-script", "hosts.sh"], "hosts.sh: the file does not exist"),
         (["-np", "2", "--host-discovery-script", "notes.sh"], "is not executable; chmod +x notes.sh"),
         (["-np", "2", "--host-discovery-script", "notes.sh", "-H", "localhost:2"], "both define the hosts"),
@@ -239,13 +242,13 @@ def test_what_an_elastic_run_is_told(options: ElasticCommandOptions, slots: int,
 @pytest.mark.parametrize(
     ("answer", "options", "message"),
     [
-        ("far away:2", [], "it printed 'far away:2'; expected host:slots"),
+        ("far away:2", [], "the script printed 'far away:2'; expected host:slots"),
         (
             "far:2",
             ["--blacklist-cooldown-range", "60", "5"],
             "--blacklist-cooldown-range 60 5: expected two numbers",
         ),
-        ("far:2", ["--data-workers", "1"], "they are on this machine alone, and -H names far"),
+        ("far:2", ["--data-workers", "1"], "data workers run on this machine only, but -H names far"),
     ],
 )
 def test_what_hosts_of_a_script_cannot_have(answer: str, options: list[str], message: str, tmp_path: Path) -> None:

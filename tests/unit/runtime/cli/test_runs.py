@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,10 @@ def test_names_are_short(runs: Path) -> None:
         ("digits", None, "team/digits/1"),
         ("{runs}/local/lr-0.1", None, "local/lr-0.1/1"),
         ("{runs}/hello-1", None, "hello-1/logs/default/hello/2"),
+        ("tr…2a", None, "local/train-3f2a/1"),
         (None, None, "local/train-3f2a/1"),
     ],
-    ids=["name", "newest-attempt", "attempt", "job", "job-of-a-cluster", "folder", "folder-above", "newest"],
+    ids="name newest-attempt attempt job job-of-a-cluster folder folder-above shortened newest".split(),
 )
 def test_a_run_is_named(name: str | None, attempt: int | None, place: str, runs: Path) -> None:
     """By its own name, its job's, a folder, or as the newest."""
@@ -64,12 +66,23 @@ def test_a_name_is_found_again(runs: Path) -> None:
         assert (again.name, again.files.directory) == (run.name, run.files.directory)
 
 
+def test_a_copied_run_does_not_become_the_newest(runs: Path) -> None:
+    """`cp -r` gives its files a new time, but the run began when it did: every command has the order of the list."""
+    for copied in ("hello-b", "a-copy"):
+        shutil.copytree(runs / "local/lr-0.1", runs / "local" / copied)
+    assert [run.name for run in find_runs(runs)][-3:] == ["a-copy", "hello-b", "lr-0.1"]
+    assert find_attempt(None, runs).directory == runs / "local/train-3f2a/1"
+    assert find_attempt(str(runs), runs).directory == runs / "local/train-3f2a/1"
+    with pytest.raises(LogMissing, match=r"the newest runs are train-3f2a, team/digits, hello-2, hello-1, a-copy$"):
+        find_attempt("nope", runs)
+
+
 def test_an_unknown_name(runs: Path) -> None:
     """The line names the newest runs."""
     with pytest.raises(LogMissing, match=r"^nope is neither a run in .* the newest runs are train-3f2a, team/digits, "):
         find_attempt("nope", runs)
-    with pytest.raises(LogMissing, match="attempt 7"):
-        find_attempt("lr-0.1", runs, 7)
+    with pytest.raises(LogMissing, match=r"hello has no attempt 7; its attempts are: 1, 2$"):
+        find_attempt("hello-1", runs, 7)
 
 
 def test_no_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

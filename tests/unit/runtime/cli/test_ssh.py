@@ -1,4 +1,4 @@
-"""What `ringtrain run` makes of another host, with a program in the place of ssh; and what runs on that host."""
+"""`ringtrain run` on another host, with a program in place of ssh; and the agent that runs on that host."""
 
 import json
 import os
@@ -50,7 +50,7 @@ def ssh_that(script: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> N
             "host a has ringtrain 0.0.1",
         ),
         ("echo a banner; exec sleep 60", r"host a did not answer within 1 s \(--start-timeout\)"),
-        ("exit 3", "host a: ringtrain remote-agent ended with 3: no output"),
+        ("exit 3", "host a: ringtrain remote-agent exited with 3: no output"),
         (
             "echo 'ssh: connect to host a port 22: Connection refused' >&2; exit 255",
             r"ssh: .*Connection refused",
@@ -137,14 +137,14 @@ def names_seen(server: ssl.SSLContext, client: ssl.SSLContext, expected: str) ->
 def test_no_openssl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error says what it is for, and what to install."""
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigurationError, match=r"several hosts encrypts .*apt install openssl"):
+    with pytest.raises(ConfigurationError, match=r"several hosts needs .*apt install openssl"):
         write_secrets(tmp_path, "uid-1")
 
 
 def test_interfaces() -> None:
     """The first that is there counts; with none of them the error has those of this host."""
     assert first_address(["nothing0", "lo"]) == "127.0.0.1"
-    with pytest.raises(ConfigurationError, match=r"nothing0: none of them has an IPv4 .*has .*lo"):
+    with pytest.raises(ConfigurationError, match=r"nothing0: none of these interfaces has an IPv4 .*has .*lo"):
         first_address(["nothing0"])
 
 
@@ -159,7 +159,7 @@ def remote_agent(directory: Path) -> "subprocess.Popen[bytes]":
 
 
 def order(place: Path, **changed: object) -> bytes:
-    """What a run sends: an agent whose launcher is not there."""
+    """Return the order that a run sends: an agent whose launcher does not exist."""
     environment = {
         contract.ENV_JOB_NAME: "job",
         contract.ENV_JOB_NAMESPACE: "local",
@@ -192,7 +192,7 @@ def test_what_runs_on_another_host_ends_with_its_connection(tmp_path: Path) -> N
     assert json.loads(greeting.removeprefix(GREETING))["run_address"] == "10.0.0.1"
     remote.stdin.write(order(tmp_path))
     remote.stdin.flush()
-    assert b"worker 0 dials the launcher" in remote.stderr.readline()
+    assert b"worker 0 connects to the launcher" in remote.stderr.readline()
     (secrets,) = (tmp_path / "tmp").glob("ringtrain-*")
     assert secrets.stat().st_mode & 0o777 == 0o700
     began = time.monotonic()
@@ -212,8 +212,8 @@ def test_a_connection_that_ends_before_the_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"directory": "/nothing/here"}, "/nothing/here, the run's working directory, cannot be entered here"),
-        ({"interfaces": ("nothing0",)}, "--network-interfaces nothing0: none of them has an IPv4 address here"),
+        ({"directory": "/nothing/here"}, "cannot enter the run's working directory /nothing/here"),
+        ({"interfaces": ("nothing0",)}, "--network-interfaces nothing0: none of these interfaces has an IPv4"),
     ],
     ids=["no-directory", "no-interface"],
 )

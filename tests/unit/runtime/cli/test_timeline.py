@@ -53,4 +53,4 @@ def test_another_file(tmp_path: Path, content: str) -> None:
 
 def test_a_run_without_an_optimizer(tmp_path: Path) -> None:
     """Says what a step is."""
-    assert "has no step; a step ends with step()" in output(tmp_path / "file", collective(0, 1, 0, 1))
+    assert "contains no step; call step()" in output(tmp_path / "file", collective(0, 1, 0, 1))

@@ -1,4 +1,4 @@
-"""Which pods add up with which, of any number of pods."""
+"""Pairing of pods in a reduction, for any number of pods."""
 
 import pytest
 

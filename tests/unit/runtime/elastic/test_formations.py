@@ -1,4 +1,4 @@
-"""Who counts as a survivor, and which step survivors agree on."""
+"""Survivors of a world, and the step that they agree on."""
 
 from typing import Any
 

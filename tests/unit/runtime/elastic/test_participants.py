@@ -8,6 +8,8 @@ from ring.worlds import world_of
 from ringtrain import elastic
 from ringtrain._core.process_groups.context import current
 from ringtrain._core.process_groups.formations import FormerFormation
+from ringtrain.elastic.agreement import ElasticCommonStep
+from ringtrain.elastic.handlers import HandlerParticipant
 
 
 class Thing:
@@ -89,6 +91,59 @@ def test_a_newcomer_puts_back_what_it_had_if_its_world_breaks_before_it_is_adopt
     assert found == [(0, [5, 0]), (1, [5, 0])]
 
 
+class Text(elastic.StateHandler):
+    """Handler of a text. `saved`: the committed one."""
+
+    saved = ""
+
+    def save(self) -> None:
+        self.saved = self.value
+
+    def restore(self) -> None:
+        self.value = self.saved
+
+    def sync(self, root: int = 0) -> None:
+        self.value = self.saved = f"of rank {root}"
+
+
+def test_a_rank_has_its_own_values_again_if_it_does_not_adopt_those_of_others() -> None:
+    """A handler's committed copy, as it was before the values were received; after `adopt` there is no way back."""
+    for is_adopted in (False, True):
+        participant = HandlerParticipant(Text("own"))
+        participant.commit()
+        participant.receive(ElasticCommonStep(3, donor=1, transfers=True, offers={}), is_undone=True)
+        participant.restore()
+        assert participant.value == "of rank 1"
+        if is_adopted:
+            participant.adopt()
+        participant.discard()
+        participant.restore()
+        assert participant.value == ("of rank 1" if is_adopted else "own")
+
+
+class Replacing(elastic.Participant):
+    """Has another object after it has received, as an optimizer has other arrays."""
+
+    def __init__(self, value: Thing) -> None:
+        self.value = value
+
+    def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
+        self.value = Thing()
+
+
+def test_the_attribute_of_a_state_is_the_new_object_of_its_participant() -> None:
+    """After each sync; other attributes stay."""
+
+    def sync(_: int) -> tuple[bool, int]:
+        before = Thing()
+        state: Any = elastic.State(handlers=[(Thing, Replacing)], thing=before, step=2)
+        state.sync()
+        return state.thing is before, state.step
+
+    with world_of(1) as world:
+        assert world.run(sync) == [(False, 2)]
+
+
 class Self(Thing):
     """A value that makes its own participant."""
 
@@ -117,3 +172,8 @@ def test_a_feature_registers_its_participants() -> None:
     assert state.thing is thing
     state.restore()
     assert (state.thing, state.step) == (thing, 1)
+
+
+def test_an_extension_needs_no_participants() -> None:
+    """By default it makes none, so that plain values and those of handlers are as without it."""
+    assert elastic.StateExtension().participants({"thing": Thing()}, {}) == {}

@@ -134,7 +134,7 @@ def test_what_is_read_ahead_and_not_used_is_given_back() -> None:
         shard.used(ahead[1])
         shard.load_state_dict(shard.state_dict())
         assert [batch.indices[0] for batch in shard] == [8, 12, 16]
-        with pytest.raises(ConfigurationError, match="ends at sample 4 of the epoch, of which 20 are used already"):
+        with pytest.raises(ConfigurationError, match="at sample 4 of the epoch, but 20 samples of it are used already"):
             shard.used(ahead[0])
 
 
@@ -173,15 +173,15 @@ def test_the_rate_is_scaled_with_the_world() -> None:
 @pytest.mark.parametrize(
     ("make", "error", "message"),
     [
-        (lambda: elastic.shard(10, elastic.FixedGlobal(0)), ConfigurationError, "batch is FixedGlobal"),
+        (lambda: elastic.shard(10, elastic.FixedGlobal(0)), ConfigurationError, "batch=FixedGlobal"),
         (
             lambda: elastic.shard(10, elastic.FixedGlobal(4, 0)),
             ConfigurationError,
-            "expected a micro_batch of at le",
+            "micro_batch must be at least 1",
         ),
-        (lambda: elastic.shard(10, 4), ConfigurationError, "batch is 4; expected FixedGlobal"),
+        (lambda: elastic.shard(10, 4), ConfigurationError, "batch=4; expected FixedGlobal"),
         (lambda: elastic.shard(10, elastic.FixedGlobal(2), last="padded"), ConfigurationError, 'last is "padded"'),
-        (lambda: elastic.shard(0, elastic.FixedGlobal(2)), DataError, "0 samples give no step of 2"),
+        (lambda: elastic.shard(0, elastic.FixedGlobal(2)), DataError, "0 samples are too few for a step of 2"),
     ],
     ids=["no-samples-a-step", "no-samples-at-once", "a-number", "padded", "no-data"],
 )
@@ -195,5 +195,5 @@ def test_another_data_set_is_refused() -> None:
     """A position in other data, or in another order of them, means other samples."""
     with place(0, 1):
         one, other = elastic.shard(20, elastic.FixedGlobal(4)), elastic.shard(21, elastic.FixedGlobal(4))
-        with pytest.raises(ConfigurationError, match="samples is 21 here and 20 in the state"):
+        with pytest.raises(ConfigurationError, match="samples is 21 on this rank, but 20 in the loaded state"):
             other.load_state_dict(one.state_dict())

@@ -1,4 +1,4 @@
-"""What counts as an object with a state, in every version of Python."""
+"""Objects that count as stateful, in every version of Python."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ class Schedule:
         self.step = 3
 
     def state_dict(self) -> dict[str, int]:
-        """What it goes on from."""
+        """Return the state to continue from."""
         return {"step": self.step}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -94,7 +94,7 @@ def test_a_report_or_none(line: bytes) -> None:
 @UNLIMITED
 @given(pieces=st.lists(st.binary(max_size=40) | st.sampled_from([b"\r", b"\n", b"\r\n", b"x" * 70_000]), max_size=20))
 def test_the_bytes_of_a_log_are_kept(pieces: Sequence[bytes]) -> None:
-    """However a rank's output is cut, the records in the spool joined are what it wrote."""
+    """For any split of a rank's output, the joined records in the spool are that output."""
     splitter, spool = LogRecordSplitter(), LogSpool()
     for piece in pieces:
         spool.put(LogStream.LOG, 0, splitter.feed(piece))

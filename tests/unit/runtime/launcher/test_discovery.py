@@ -18,10 +18,10 @@ def test_a_script_that_fails_or_hangs() -> None:
     """The error has its code and the last line that it wrote, or the deadline."""
     closed = threading.Event()
     assert run_discovery_script("echo here:2", 30, closed) == "here:2\n"
-    with pytest.raises(ConfigurationError, match=r"it exited with 3 \(no such cloud\)"):
+    with pytest.raises(ConfigurationError, match=r"the script exited with 3 \(no such cloud\)"):
         run_discovery_script("echo no such cloud >&2; exit 3", 30, closed)
     began = time.monotonic()
-    with pytest.raises(ConfigurationError, match=r"it took longer than 0.2 s"):
+    with pytest.raises(ConfigurationError, match=r"the script took longer than 0.2 s"):
         run_discovery_script("sleep 60", 0.2, closed)
     assert time.monotonic() - began < 30
 
@@ -79,7 +79,7 @@ def test_answers_are_followed_and_bad_ones_change_nothing(
     hosts.write_text("elsewhere:4\n")
     until("the complaint", lambda: "'elsewhere', which is not this machine" in caplog.text)
     hosts.write_text("localhost:1\n")
-    until("the complaint", lambda: "it lists 1 slots; expected 2 or more (--min-np)" in caplog.text)
+    until("the complaint", lambda: "the script lists 1 slots; expected 2 or more (--min-np)" in caplog.text)
     assert set(asked) == {frozenset({0, 1})}
     hosts.write_text("localhost:4\n")
     until("the next answer", lambda: frozenset({0, 1, 2, 3}) in asked)

@@ -121,7 +121,7 @@ def test_defaults() -> None:
     elastic = LauncherConfig.from_env(JOB).elastic
     rules = elastic.rules
     assert (rules.min_ranks, rules.max_ranks, elastic.start_ranks) == (1, 6, 6)
-    assert (rules.replace_timeout_s, rules.join_delay_s, rules.formation_limit) == (120, 30, 100)
+    assert (rules.replace_timeout_s, rules.join_delay_s, rules.generation_limit) == (120, 30, 100)
     assert (rules.shrinks, rules.restarts) == (False, False)
     plain = {name: value for name, value in JOB.items() if name != "RINGTRAIN_ELASTIC"}
     assert LauncherConfig.from_env({**plain, "RINGTRAIN_ELASTIC_MIN_RANKS": "4"}).elastic is None
@@ -247,7 +247,7 @@ def test_notes_that_cannot_be_read(start: Start) -> None:
     job = start()
     job.form(0, 1, 2)
     job.close()
-    job.files.formation.write_text(json.dumps({"phase": "Running"}))
+    job.files.generations.write_text(json.dumps({"phase": "Running"}))
     again = start()
     for index in range(3):
         again.say(index, 0, formation=1, joined=True)
@@ -308,7 +308,7 @@ def test_a_lost_pod_is_named_after_another_has_taken_its_place(start: Start, cap
     job.gang.detach(1, "first-1")
     job.gang.register(replace(worker(1, "second"), pod="pod-1-again"))
     job.order()
-    assert "formation 1 is lost: worker 1 (pod pod-1 on node n1) is no longer heard of" in caplog.text
+    assert "generation 1 has lost a rank: worker 1 (pod pod-1 on node n1) no longer answers" in caplog.text
 
 
 def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
@@ -329,16 +329,16 @@ def test_training_that_begins_anew_is_told(start: Start, caplog: Any) -> None:
         job.say(1, prepare.number, life=life, parked=True, formation=form.world.formation if survivors else 0)
         form = job.order()
         assert isinstance(form, Form)
-        assert ("no rank is left" in caplog.text) != survivors
+        assert ("no remaining rank" in caplog.text) != survivors
         said = job.world.status()["elastic"]["stateLost"]
         assert (said is None) == survivors
         job.say(0, form.number, life=prepare.formation, formation=form.world.formation, joined=True)
         job.say(1, form.number, life=life, formation=form.world.formation, joined=True)
         job.order()
-    assert "no rank is left that has the state of formation 2: training begins at its last" in caplog.text
-    assert "up to step 7, is lost" in caplog.text
+    assert "no remaining rank has the training state of generation 2: training restarts from its last" in caplog.text
+    assert "up to step 7, are lost" in caplog.text
     assert said["reason"] == "StateLost"
-    assert "up to step 7, is lost (first: rank 2 exited with 137)" in said["message"]
+    assert "up to step 7, are lost (first: rank 2 exited with 137)" in said["message"]
 
 
 def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog: Any) -> None:
@@ -370,7 +370,7 @@ def test_training_that_goes_on_from_an_older_commit_is_told(start: Start, caplog
         job.say(1, form.number, formation=formation, joined=True, committed=5)
         job.order()
         job.say(1, form.number, formation=formation, parked=True, unshared=True, committed=5)
-    said = "training goes on from commit 5; what was done since, up to step 7, is lost"
+    said = "training continues from commit 5; later steps, up to step 7, are lost"
     assert caplog.text.count(said) == 1
     assert said in job.world.status()["elastic"]["stateLost"]["message"]
 
@@ -389,7 +389,7 @@ def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:
     for index, life in ((0, 2), (1, 1)):
         job.say(index, second.number, life=life, formation=2, joined=True)
     job.order()
-    assert "formation 2 runs, ranks: 4, 0.0 s after the loss" in caplog.text
+    assert "generation 2 is running, ranks: 4, 0.0 s after the loss" in caplog.text
     job.world.request_workers(3)
     grown = job.order()
     job.say(2, grown.number, parked=True)
@@ -402,7 +402,7 @@ def test_only_a_recovery_is_timed(start: Start, caplog: Any) -> None:
     for index, life in ((0, 2), (1, 1), (2, 1)):
         job.say(index, third.number, life=life, formation=3, joined=True)
     job.order()
-    assert caplog.text.endswith("formation 3 runs, ranks: 6\n")
+    assert caplog.text.endswith("generation 3 is running, ranks: 6\n")
 
 
 def test_who_has_the_state_is_written_down(start: Start, caplog: Any) -> None:
@@ -425,7 +425,7 @@ def test_who_has_the_state_is_written_down(start: Start, caplog: Any) -> None:
     assert isinstance(prepare, Prepare)
     again.say(2, prepare.number, parked=True)
     assert isinstance(again.order(), Prepare)
-    assert "no rank with the state of formation 1 is heard of" in caplog.text
+    assert "no connected rank has the training state of generation 1" in caplog.text
     again.clock.now += again.config.elastic.rules.replace_timeout_s
     again.say(2, prepare.number, parked=True)
     assert isinstance(again.order(), Form)

@@ -7,7 +7,8 @@ from support.small_job import Clock, environment
 
 from ringtrain_job.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.gang import Gang, make_world
+from ringtrain_job.launcher.gang import Gang
+from ringtrain_job.launcher.worlds import make_world
 
 CONFIG = LauncherConfig.from_env(environment(2, 2))
 ELASTIC = LauncherConfig.from_env(environment(2, 2, ELASTIC="Replace"))
@@ -36,9 +37,9 @@ def test_the_world_of_a_complete_gang() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"job_uid": "uid-2"}, "job uid is uid-2 at the worker and uid-1 at the launcher"),
-        ({"attempt": 2}, "attempt is 2 at the worker and 1 at the launcher"),
-        ({"slots": 4}, "slots per worker is 4 at the worker and 2 at the launcher"),
+        ({"job_uid": "uid-2"}, "job uid is uid-2 at the worker, but uid-1 at the launcher"),
+        ({"attempt": 2}, "attempt is 2 at the worker, but 1 at the launcher"),
+        ({"slots": 4}, "slots per worker is 4 at the worker, but 2 at the launcher"),
         ({"worker_index": 2}, "worker index 2 is not one of the 2 workers (from 0)"),
     ],
     ids=["uid", "attempt", "slots", "index"],

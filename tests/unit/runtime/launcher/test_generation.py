@@ -45,7 +45,7 @@ def slots_of(world: World) -> list[int]:
 def test_the_first_formation_has_all_that_are_asked_for(world: World) -> None:
     """Ranks are slots as long as nothing was lost."""
     assert slots_of(world) == [0, 1, 2, 3, 4, 5]
-    assert [formed.formation for formed in world.formed] == [1]
+    assert [formed.generation for formed in world.formed] == [1]
     assert world.state.losses.recoveries == 0
 
 
@@ -132,7 +132,7 @@ def test_a_leaver_that_dies_before_it_has_handed_over_keeps_the_other_leavers() 
     assert slots_of(world) == [0, 1, 2, 3, 4, 5, 6]
     world.until(lambda: met(world))
     assert slots_of(world) == [0, 1, 2, 3]
-    assert [formed.formation for formed in world.formed] == [1, 3, 4]
+    assert [formed.generation for formed in world.formed] == [1, 3, 4]
 
 
 def test_who_has_the_state_stays_until_a_newcomer_has_it() -> None:
@@ -236,9 +236,9 @@ def test_an_agent_that_is_cut_off_counts_as_lost() -> None:
     assert slots_of(world) == [0, 1, 4, 5, 2, 3]
 
 
-def test_the_formation_limit() -> None:
+def test_the_generation_limit() -> None:
     """The attempt ends at one generation above the limit."""
-    world = running(replace(RULES, formation_limit=2))
+    world = running(replace(RULES, generation_limit=2))
     world.kill(0)
     world.until(lambda: met(world) and world.state.number == 2)
     world.kill(0)
@@ -399,7 +399,7 @@ def test_the_launcher_dies_in_any_second_of_a_recovery(world: World, killed: int
     world.step(killed)
     world.restart_launcher()
     world.until(lambda: world.state.number == 2 and met(world))
-    assert [formed.formation for formed in world.formed] == [1, 2]
+    assert [formed.generation for formed in world.formed] == [1, 2]
 
 
 def test_the_launcher_dies_while_all_is_well(world: World) -> None:
@@ -441,7 +441,7 @@ def test_a_formation_is_told_again_when_other_slots_are_asked_for() -> None:
     world.step()
     last = world.given[-1]
     assert isinstance(last, Formed)
-    assert (last.formation, last.slots) == (1, frozenset(range(4)))
+    assert (last.generation, last.slots) == (1, frozenset(range(4)))
 
 
 def _cut(world: World, *workers: int) -> None:
@@ -475,7 +475,7 @@ def test_members_of_the_last_world_are_waited_for(way: GenerationRules) -> None:
     world = _cut_off_and_back(way)
     for _ in range(int(RULES.replace_timeout_s) - 5):
         world.step()
-    assert [formed.formation for formed in world.formed] == [1, 2]
+    assert [formed.generation for formed in world.formed] == [1, 2]
     assert world.state.times.stateless_at is not None
     world.agents[1].cut = False
     world.until(lambda: len(world.formed) == 3)

@@ -34,7 +34,7 @@ def test_lines(output: str, hosts: dict[str, int]) -> None:
 @pytest.mark.parametrize("line", ["here:two", ":2", "-oProxyCommand=x:2", "a b:2"])
 def test_lines_that_cannot_be(line: str) -> None:
     """The line is named; no option of ssh is a host."""
-    with pytest.raises(ConfigurationError, match=re.escape(f"it printed {line!r}; expected host:slots")):
+    with pytest.raises(ConfigurationError, match=re.escape(f"the script printed {line!r}; expected host:slots")):
         parse_hosts(line)
 
 
@@ -52,7 +52,7 @@ def test_a_host_keeps_its_slots() -> None:
     assert slots.assign({"b": 2}) == {2, 3}
     assert slots.assign({"b": 1, "c": 3}) == {2, 0, 1, 3}
     assert slots.assign({"b": 3, "c": 3}) == {0, 1, 2, 3, 4, 5}
-    with pytest.raises(ConfigurationError, match="it lists 7 slots; expected at most 6"):
+    with pytest.raises(ConfigurationError, match="the script lists 7 slots; expected at most 6"):
         slots.assign({"a": 7})
 
 
@@ -83,7 +83,7 @@ def test_a_host_that_fails_again() -> None:
     table = HostTable(workers=2, slots=1, most=1, cooldown=HostCoolDown(failures=2, first_s=10, most_s=15))
     assert table.assign({"a": 1, "b": 1}, 0) == {0}
     table.note_reached(0)
-    assert table.note_failure(0, "x", 100) == "x; host a is tried again"
+    assert table.note_failure(0, "x", 100) == "x; trying host a again"
     assert table.note_failure(0, "x", 101) == ""
     assert (table.due([], 101), table.due([], 102)) == ([], [(0, "a")])
     assert table.note_failure(0, "x", 110) == "x; host a has failed 2 times and gets no ranks for 10 s"
@@ -92,7 +92,7 @@ def test_a_host_that_fails_again() -> None:
     assert table.assign({"a": 1}, 120) == {0}
     assert table.note_failure(0, "x", 125) == "x; host a has failed 3 times and gets no ranks for 15 s"
     assert table.assign({"a": 1}, 4000) == {0}
-    assert table.note_failure(0, "x", 4000) == "x; host a is tried again"  # an hour later that is forgotten
+    assert table.note_failure(0, "x", 4000) == "x; trying host a again"  # an hour later that is forgotten
 
 
 def test_a_host_that_was_never_reached() -> None:

@@ -192,7 +192,7 @@ def test_what_ranks_wrote_is_for_who_shows_a_token() -> None:
 
 def test_a_port_that_is_taken(server: tuple[StatusServer, list[bool]]) -> None:
     """The error names it."""
-    with pytest.raises(PortTaken, match=f"the status port {server[0].port} cannot be listened on"):
+    with pytest.raises(PortTaken, match=f"the status port {server[0].port} is not available"):
         StatusServer(server[0].port, lambda: STATUS, lambda: BRIEF, lambda: True, everywhere=False)
 
 

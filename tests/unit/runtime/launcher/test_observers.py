@@ -86,7 +86,7 @@ def test_an_observer_that_fails_is_dropped(caplog: pytest.LogCaptureFixture) -> 
         observers.wrote(b"line\n")
     observers.ended(Verdict(Outcome.SUCCEEDED, 0))
     assert calls == ["10 wrote", "20 wrote", "20 wrote", "20 ended"]
-    assert [record.message for record in caplog.records] == ["Noted failed and is off from now on; the job continues"]
+    assert [record.message for record in caplog.records] == ["Noted failed and is disabled; the job continues"]
 
 
 def test_all_that_is_registered_is_opened(tmp_path: Path) -> None:
@@ -115,7 +115,7 @@ def test_a_backend_without_its_plugin(tmp_path: Path, settings: dict[str, str]) 
     """No other backend accepts the job: one line names the package to install."""
     status = small_status(tmp_path, **settings)
     status = replace(status, config=replace(status.config, backend="other"))
-    with pytest.raises(ConfigurationError, match=r"ringtrain-other, which this image does not have; pip install"):
+    with pytest.raises(ConfigurationError, match=r"ringtrain-other, which is not in this image; pip install"):
         open_backend(BackendContext(status, WorkerSites({}, False)))
     status.store.close()
 

@@ -215,7 +215,7 @@ async def test_a_disk_that_hangs_holds_up_nothing_but_lines(job: Served, caplog:
     assert [durable.last for durable in (await hangs).durable] == []
     assert [durable.last for durable in (await job.service.Append(request(1), Call())).durable] == [1]
     os.close(reader)
-    assert "log lines cannot be written, agents store them for now" in caplog.text
+    assert "cannot write log lines now, agents buffer them" in caplog.text
 
 
 def test_open_streams_cost_no_threads(job: Served) -> None:

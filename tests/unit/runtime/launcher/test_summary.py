@@ -28,7 +28,7 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 
 def _launcher_progress(files: AttemptFiles) -> dict[str, Any]:
-    """What the launcher's status says of the same reports."""
+    """Return the progress in the launcher's status for the same reports."""
     kept = LauncherReports(2)
     with kept as reports:
         for line in files.metrics.read_text().splitlines()[:-1]:
@@ -37,6 +37,17 @@ def _launcher_progress(files: AttemptFiles) -> dict[str, Any]:
         progress = reports.progress()
         assert progress is not None
         return progress_json(progress, reports.uncertainty())
+
+
+@pytest.mark.parametrize("time", ["null", '"now"', "[1]", "NaN", "1e999", "-1", "1" + "0" * 400])
+def test_a_time_that_is_no_time_is_skipped(files: AttemptFiles, time: str) -> None:
+    """In events and reports that someone changed; the other lines count."""
+    wrong = f'{{"time": {time}, "kind": "Launcher", "text": "", "rank": 0, "step": 20}}\n'
+    files.metrics.write_text(wrong + files.metrics.read_text().rpartition("\n")[0] + "\n" + wrong)
+    files.events.write_text(wrong + '{"time": 1}\n{"time": 1, "kind": 2, "text": ""}\n')
+    assert summarize_attempt(files).shown["took"] == "10 s"
+    files.metrics.write_text(wrong)
+    assert summarize_attempt(files).took_s is None
 
 
 def test_a_killed_launcher_leaves_what_its_status_said(files: AttemptFiles) -> None:

@@ -1,5 +1,6 @@
 """The termination message, and what becomes of errors that nothing else handles."""
 
+import errno
 import json
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def test_a_path_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapture
     write_termination_message(TerminationPath(absent, required=False), b"{}")
     assert not caplog.records
     write_termination_message(TerminationPath(absent, required=True), b"{}")
-    assert "the termination message could not be written" in caplog.text
+    assert "cannot write the termination message" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -66,8 +67,10 @@ def test_a_path_that_cannot_be_written(tmp_path: Path, caplog: pytest.LogCapture
         (ConfigurationError("X='1': expected 2"), 64, "BadConfiguration"),
         (PortTaken("port 7 is in use"), 69, "NotAssembled"),
         (ZeroDivisionError("division"), 70, "InternalError"),
+        (OSError(errno.EMFILE, "Too many open files"), 64, "BadConfiguration"),
+        (OSError(errno.EIO, "Input/output error"), 70, "InternalError"),
     ],
-    ids=["configuration", "port", "defect"],
+    ids=["configuration", "port", "defect", "open-files", "disk"],
 )
 def test_errors_become_exit_codes(
     error: Exception, code: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -83,4 +86,4 @@ def test_errors_become_exit_codes(
     assert exit_code_of(fail) == code
     told = json.loads((tmp_path / "message").read_bytes())
     assert (told["attempt"], told["outcome"], told["failure"]["reason"]) == (3, "Failed", reason)
-    assert str(error) in told["failure"]["message"]
+    assert (getattr(error, "strerror", None) or str(error)) in told["failure"]["message"]

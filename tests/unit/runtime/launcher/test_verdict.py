@@ -85,7 +85,7 @@ KILLED = Ended(3, 10.2, 137, "SIGKILL", says="step 7")
         ),
         pytest.param(
             gang(lost(0, 10.0, 2), lost(1, 10.0, 2), Ended(2, 9.0, 0, phase=SUCCEEDED), lost(3, 10.0, 2)), 0, 1,
-            "rank 2 was done, and rank(s) 0, 1, 3 still needed it; give every rank as many steps", id="ends-early",
+            "rank 2 had finished while rank(s) 0, 1, 3 still needed it; give every rank", id="ends-early",
         ),
         pytest.param(
             gang(lost(0, 10.0, 3), lost(1, 10.1, 2), lost(3, 10.1, 2)), 2, 1, "lost by rank(s) 0, 1, 3",
@@ -130,6 +130,20 @@ def test_open(view: GangView, now: float) -> None:
 @pytest.mark.parametrize(
     ("view", "now"),
     [
+        pytest.param(gang(KILLED), 10.2, id="killed"),
+        pytest.param(gang(*(Ended(rank, 10.0) for rank in range(4))), 10.0, id="all-ended"),
+        pytest.param(gang(Ended(0, 10.0)), 11.0, id="may-no-longer-be-overtaken"),
+        pytest.param(gang(lost(0, 10.0, 3)), 12.0, id="lost-its-peer"),
+    ],
+)
+def test_decided(view: GangView, now: float) -> None:
+    """The verdict comes as soon as no other cause can be reported."""
+    assert decide_verdict(view, now, PATIENCE) is not None
+
+
+@pytest.mark.parametrize(
+    ("view", "now"),
+    [
         pytest.param(gang(silent={1: 10.0}), 25.0, id="silent-too-long"),
         pytest.param(gang(lost(0, 10.1, 2), lost(1, 10.2, 3), silent={1: 10.0}), 12.2, id="its-ranks-are-missed"),
         pytest.param(
@@ -144,7 +158,7 @@ def test_a_lost_agent(view: GangView, now: float) -> None:
     assert (verdict.failure.reason, verdict.exit_code) == (Reason.AGENT_LOST, 75)
     assert (verdict.failure.rank, verdict.failure.exit_code) == (2, None)
     assert verdict.failure.message == (
-        "worker 1 (pod job-worker-1 on node node-1) is no longer heard of; its rank(s) 2, 3 are lost"
+        "worker 1 (pod job-worker-1 on node node-1) no longer answers; its rank(s) 2, 3 are lost"
     )
 
 
@@ -170,7 +184,7 @@ def test_ranks_that_ran_each_by_itself(size: int, joined: int, warns: bool) -> N
     view = GangView(size, [WorkerView(0, "job-worker-0")], states, [RankExit(state, 10.0) for state in states])
     verdict = with_warning(view, decide_verdict(view, 10.0, PATIENCE))
     assert verdict.outcome is Outcome.SUCCEEDED
-    assert ("none of the 4 ranks was in touch with another one" in verdict.warning) is warns
+    assert ("none of the 4 ranks connected to another one" in verdict.warning) is warns
 
 
 def test_an_incomplete_world_is_a_failure() -> None:

@@ -1,6 +1,6 @@
 """Reading the log store's files: complete files are read in full, missing ones are reported."""
 
-import os
+import json
 import threading
 from pathlib import Path
 
@@ -29,9 +29,9 @@ def files(tmp_path: Path) -> AttemptFiles:
 
 def test_a_missing_log_is_told_apart(files: AttemptFiles, tmp_path: Path) -> None:
     """An attempt that left nothing, and a rank that has written nothing, with what there is instead."""
-    with pytest.raises(LogMissing, match="there are logs of attempts 1, 2"):
+    with pytest.raises(LogMissing, match="attempts with logs: 1, 2"):
         find_log(AttemptFiles.of(tmp_path, "default", "digits", 7), 0)
-    with pytest.raises(LogMissing, match="ranks that have written something are 0, 3"):
+    with pytest.raises(LogMissing, match="a rank that has written something: 0, 3"):
         find_log(files, 1)
 
 
@@ -74,7 +74,7 @@ def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
         pytest.param(["--rank=3", "--tail=1"], 0, "three", id="tail"),
         pytest.param(["--rank=3", "--follow"], 0, "one\ntwo\nthree", id="followed-when-it-is-over"),
         pytest.param(["--rank=1"], 0, "", id="a-rank-that-has-written-nothing-yet"),
-        pytest.param(["--rank=4"], 1, "Error: there is no rank 4: the world has ranks 0 to 3", id="no-such-rank"),
+        pytest.param(["--rank=4"], 1, "Error: rank 4 does not exist; expected 0 to 3", id="no-such-rank"),
         pytest.param(["--attempt=7"], 1, "Error: ", id="no-such-attempt"),
     ],
 )
@@ -110,10 +110,10 @@ def test_the_newest_run_of_a_directory(
         files.directory.mkdir(parents=True)
         files.job_log.write_bytes(b"[0] %s\n" % name)
         files.rank_log(0).write_bytes(b"%s\n" % name)
-        os.utime(files.job_log, (at, at))
+        files.events.write_text(json.dumps({"time": 1000.0 + at, "kind": "Launcher", "text": ""}) + "\n")
     result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(main, ["logs", *words])
     assert (result.exit_code, result.stdout) == (0, expected)
     result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(main, ["logs", "runs/old-1", "--rank", "4"])
-    assert "rank-0004.log is not there: ranks that have written something are 0" in result.stderr
+    assert "rank-0004.log does not exist; expected a rank that has written something: 0" in result.stderr
     result = CliRunner(env={"RINGTRAIN_JOB_NAME": None}).invoke(main, ["logs", "runs", "--attempt", "4"])
-    assert "has no job.log of attempt 4 in it or below" in result.stderr
+    assert "has no attempt 4; its attempts are: 1" in result.stderr

@@ -11,7 +11,7 @@ OUTPUT = st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r", b"\r\n", b"\xff", 
 
 @given(pieces=OUTPUT)
 def test_records_joined_are_the_output(pieces: list[bytes]) -> None:
-    """However the output is cut into reads, the records joined are the output, and are counted alike."""
+    """For any split of the output into reads, the joined records are the output, and the counts agree."""
     splitter = LogRecordSplitter()
     runs = [splitter.feed(piece) for piece in pieces] + [splitter.flush()]
     whole = b"".join(pieces)

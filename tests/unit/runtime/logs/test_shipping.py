@@ -82,15 +82,15 @@ def test_logs_wait_for_credentials(
         with caplog.at_level(logging.INFO, logger="ringtrain_job.logs.shipping"):
             running = _ship(uri, store)
             until("the problem", lambda: running.problem)
-            assert "does not take these credentials" in caplog.text
+            assert "does not accept these credentials" in caplog.text
             assert running.pending_bytes == sum(store.sizes().values()) > 0
             assert running.finish(0.2)
-            assert f"{running.pending_bytes} bytes of logs are not in {uri}" in caplog.text
+            assert f"{running.pending_bytes} bytes of logs were not uploaded to {uri}" in caplog.text
             s3.check_credentials(False)
             assert running.finish(60) is None
     finally:
         s3.check_credentials(False)
-    assert "logs are shipped to" in caplog.text
+    assert "uploading logs to" in caplog.text
     assert _read(uri, "rank-0000.log") == b"first\n"
     store.close()
 
@@ -120,7 +120,7 @@ def test_another_launcher_goes_on(tmp_path: Path, volume: str) -> None:
     assert _ship(uri, second).finish(60) is None
     shipped = _read(uri, "rank-0000.log")
     second.close()
-    lost = b"" if volume == "kept" else b"[ringtrain] lines 1 to 1 of rank 0 are not here: "
+    lost = b"" if volume == "kept" else b"[ringtrain] lines 1 to 1 of rank 0 are missing: "
     assert shipped.startswith(b"one\n" + lost)
     assert shipped.endswith(b"two\n")
     assert shipped.count(b"\n") == (2 if volume == "kept" else 3)
@@ -175,7 +175,7 @@ def test_bytes_that_the_store_has_lost_are_named(tmp_path: Path, monkeypatch: py
     assert _read(uri, "rank-0000.log") == store.files.rank_log(0).read_bytes()
     middle.unlink()
     found = _read(uri, "rank-0000.log").decode()
-    assert "[ringtrain] bytes 25 to 30 of rank-0000.log are in the store no more\n" in found
+    assert "[ringtrain] bytes 25 to 30 of rank-0000.log are missing in the object store\n" in found
     assert found.endswith("line 0003\nline 0004\n")
 
 
@@ -212,7 +212,7 @@ def test_reports_and_ranks_that_wrote_nothing(tmp_path: Path, monkeypatch: pytes
     assert json.loads(CliRunner().invoke(main, ["logs", "--reports"]).stdout)["step"] == 4
     followed = CliRunner().invoke(main, ["logs", "--follow"])
     assert (followed.exit_code, followed.stdout) == (0, "[0] line\n")
-    assert "no launcher runs here" in followed.stderr
+    assert "no launcher is running here" in followed.stderr
     assert CliRunner().invoke(main, ["logs", "--rank", "2"]).stdout == ""
     assert CliRunner().invoke(main, ["logs", "--rank", "3"]).exit_code == 1
 

@@ -115,7 +115,7 @@ def test_lines_that_went_with_an_earlier_launcher(tmp_path: Path) -> None:
     assert store.append(LogChunk(LogStream.LOG, 0, 8, 1, b"h\n")) == 8
     store.close()
     first, second = store.files.rank_log(0).read_text().splitlines()
-    assert first.startswith("[ringtrain] lines 1 to 7 of rank 0 are not here")
+    assert first.startswith("[ringtrain] lines 1 to 7 of rank 0 are missing")
     assert second == "h"
 
 

@@ -1,4 +1,4 @@
-"""What must not change a bit of the weights: sharding, bucket size, the order and threads of submission."""
+"""Settings that must not change a bit of the weights: sharding, bucket size, the order and threads of submission."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass

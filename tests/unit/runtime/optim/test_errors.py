@@ -24,25 +24,26 @@ def _alone(**settings: Any) -> HostOptimizer:
         (
             "conv",
             np.zeros((4, 3), np.float32),
-            'rank 0: gradient "conv" is (4, 3) and its parameter is (3, 4); submit it in the parameter\'s shape',
+            'rank 0: gradient "conv" has shape (4, 3), but its parameter has shape (3, 4); submit the '
+            "gradient in the parameter's shape",
         ),
         (
             "conv",
             np.zeros((3, 4)),
-            'rank 0: gradient "conv" is float64 and its parameter is float32; convert it with '
+            'rank 0: gradient "conv" is float64, but its parameter is float32; convert it with '
             "np.asarray(gradient, 'float32'), or register the parameter as float64",
         ),
         (
             "bias",
             [0, 1, 2, 3],
-            'rank 0: gradient "bias" is int64 and its parameter is float32; convert it with '
+            'rank 0: gradient "bias" is int64, but its parameter is float32; convert it with '
             "np.asarray(gradient, 'float32')",
         ),
         (
             "conv1",
             np.zeros((3, 4), np.float32),
-            'rank 0: gradient "conv1" belongs to no parameter; expected one of "conv", "bias"; submit it under the '
-            "name that was passed to HostOptimizer",
+            'rank 0: gradient "conv1" belongs to no parameter; expected one of "conv", "bias"; submit gradients '
+            "under the names that were passed to HostOptimizer",
         ),
         (
             "bias",
@@ -92,7 +93,7 @@ def test_memory_of_a_gradient_is_refused_where_it_is_not_the_caller_s() -> None:
     opt.submit("conv", opt.gradient("conv"))
     opt.step()
     opt.set_backward_passes_per_step(2)
-    with pytest.raises(ConfigurationError, match=r'gradient\("bias"\) was called with accumulate=2, where its mem'):
+    with pytest.raises(ConfigurationError, match=r'gradient\("bias"\) cannot be used with accumulate=2, because'):
         opt.gradient("bias")
 
 
@@ -142,33 +143,32 @@ def test_a_norm_that_is_not_finite_stops_all_ranks(value: float) -> None:
     [
         (
             lambda group: HostOptimizer({"w": np.zeros((32 * (group.rank + 1), 3))}, SGD(0.1), group=group),
-            'rank 1: parameter "w" is (64, 3) float64 there and (32, 3) float64 on rank 0; every rank must build '
+            'parameter "w" is (64, 3) float64 on rank 1, but (32, 3) float64 on rank 0; every rank must build '
             "the same model",
         ),
         (
             lambda group: HostOptimizer({"w": np.zeros(3, ["f4", "f8"][group.rank])}, SGD(0.1), group=group),
-            'rank 1: parameter "w" is (3,) float64 there and (3,) float32 on rank 0; every rank must build the '
-            "same model",
+            'parameter "w" is (3,) float64 on rank 1, but (3,) float32 on rank 0; every rank must build the same model',
         ),
         (
             lambda group: HostOptimizer({"ab"[group.rank]: np.zeros(3)}, SGD(0.1), group=group),
-            'rank 1: parameter 0 is "b" there and "a" on rank 0; every rank must register the same parameters in '
+            'parameter 0 is "b" on rank 1, but "a" on rank 0; every rank must register the same parameters in '
             "the same order",
         ),
         (
             lambda group: HostOptimizer({n: np.zeros(3) for n in "ab"[: group.rank + 1]}, SGD(0.1), group=group),
-            "rank 1: 2 parameters are registered there and 1 on rank 0; on one of them only: ['b']; every rank "
-            "must build the same model",
+            "rank 1 has registered 2 parameters, but rank 0 has registered 1; only one of these ranks has ['b']; every "
+            "rank must build the same model",
         ),
         (
             lambda group: HostOptimizer({"w": np.zeros(3)}, SGD(0.1 * (group.rank + 1)), group=group),
-            "rank 1: the optimizer's rule is SGD(lr=0.2, momentum=0.0, nesterov=False, weight_decay=0.0) there "
-            "and SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0) on rank 0; every rank must build the "
+            "the optimizer's rule is SGD(lr=0.2, momentum=0.0, nesterov=False, weight_decay=0.0) on rank 1, "
+            "but SGD(lr=0.1, momentum=0.0, nesterov=False, weight_decay=0.0) on rank 0; every rank must build the "
             "same optimizer",
         ),
         (
             lambda group: HostOptimizer({"w": np.zeros(3)}, SGD(0.1), local=["w"][: group.rank], group=group),
-            'rank 1: parameter "w" is (3,) float64 local there and (3,) float64 on rank 0; every rank must build '
+            'parameter "w" is (3,) float64 local on rank 1, but (3,) float64 on rank 0; every rank must build '
             "the same model",
         ),
     ],
@@ -192,7 +192,7 @@ def test_ranks_with_different_models_are_told_apart(build: Callable[[MemoryGroup
         (
             [("w", np.zeros(1)), ("w", np.zeros(1))],
             {},
-            "parameters are registered twice: ['w']; give each its own name",
+            "parameters are registered twice: ['w']; give each a unique name",
         ),
         (
             {"w": np.zeros(1, np.int64)},
@@ -200,7 +200,7 @@ def test_ranks_with_different_models_are_told_apart(build: Callable[[MemoryGroup
             'parameter "w" is int64; expected one of float16, bfloat16, float32, float64',
         ),
         ({"w": np.ma.masked_array([1.0], [True])}, {}, 'parameter "w" is a masked array; expected one without'),
-        ({"w": np.zeros(1)}, {"local": ["x"]}, "local names ['x'] are not parameters; expected some of ['w']"),
+        ({"w": np.zeros(1)}, {"local": ["x"]}, "local has the names ['x'], which are not parameters; expected"),
         ({"w": np.zeros(1)}, {"bucket_bytes": 0}, "bucket_bytes is 0; expected at least 1"),
         ({"w": np.zeros(1)}, {"accumulate": 0}, "accumulate is 0; expected at least 1"),
         ({"w": np.zeros(1)}, {"clip_norm": 0.0}, "clip_norm is 0.0; expected a number above 0, or None"),

@@ -1,4 +1,4 @@
-"""What one update is: averaging, accumulation, clipping, schedules, local layers, half precision, overlap."""
+"""Parts of one update: averaging, accumulation, clipping, schedules, local layers, half precision, overlap."""
 
 import threading
 from collections.abc import Sequence
@@ -132,7 +132,7 @@ def test_the_number_of_micro_steps_may_change_between_updates(dtype: Any) -> Non
             seen.append(float(opt.weights["w"][0]))
         assert not opt.accumulating
         opt.submit("w", np.ones(1, dtype))
-        with pytest.raises(ConfigurationError, match="in the middle of an update; call it after flush"):
+        with pytest.raises(ConfigurationError, match=r"an update; call set_backward_passes_per_step\(\) after flush"):
             opt.set_backward_passes_per_step(1)
         opt.close()
         return seen
@@ -186,7 +186,7 @@ def test_a_schedule_that_gives_no_number_changes_no_weight() -> None:
     factors = [1.0, np.nan]
     opt = HostOptimizer({"w": np.zeros(1)}, SGD(2.0), schedule=factors.__getitem__, group=_alone())
     _step(opt, w=[1.0])
-    with pytest.raises(ConfigurationError, match="schedule gave nan for step 1; expected a finite factor"):
+    with pytest.raises(ConfigurationError, match="schedule returned nan for step 1; expected a finite factor"):
         _step(opt, w=[1.0])
     assert opt.weights["w"][0] == -2.0
 
@@ -302,6 +302,35 @@ def test_reduction_begins_while_the_backward_pass_goes_on() -> None:
     opt.submit("first", np.ones(8, np.float32))
     assert opt.step()
     assert group.calls == ["reduce_scatter", "all_gather"] * 3
+
+
+def test_a_step_accumulates_until_its_last_micro_step() -> None:
+    """Neither before the first gradient nor after the update."""
+    opt, found = HostOptimizer({"w": np.zeros(3)}, SGD(1.0), accumulate=2, group=_alone()), []
+    for _ in range(2):
+        found.append(opt.accumulating)
+        opt.submit("w", np.ones(3))
+        found.append(opt.accumulating)
+        opt.step()
+    assert [*found, opt.accumulating] == [False, True, True, True, False]
+
+
+@pytest.mark.parametrize(("size", "lanes"), [(1, 0), (2, 1), (3, 1)])
+def test_several_ranks_gather_on_a_second_group(size: int, lanes: int) -> None:
+    """While the first one reduces; a single rank needs none."""
+
+    class Counting(MemoryGroup):
+        made = 0
+
+        def parallel_group(self) -> None:
+            self.made += 1
+
+    def build(group: MemoryGroup) -> int:
+        counting = Counting(vars(group)["_table"], group.rank)
+        HostOptimizer({"w": np.zeros(3)}, SGD(1.0), group=counting)
+        return counting.made
+
+    assert run_threads(build, size) == [lanes] * size
 
 
 def test_weights_change_in_step_alone() -> None:

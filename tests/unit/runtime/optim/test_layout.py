@@ -1,4 +1,4 @@
-"""Where parameters lie: every element once, in buckets that fit the backward pass, in shards of equal size."""
+"""Layout of parameters: each element once, in buckets that fit the backward pass, in shards of equal size."""
 
 from itertools import pairwise
 

@@ -106,7 +106,7 @@ def test_a_layer_of_zeros_moves_under_lamb() -> None:
         (lambda: SGD(-1.0), "SGD: lr is -1.0; expected a finite number >= 0"),
         (lambda: SGD(float("inf")), "SGD: lr is inf; expected a finite number >= 0"),
         (lambda: SGD(0.1, momentum=1.0), "SGD: momentum is 1.0; expected a finite number in [0, 1)"),
-        (lambda: SGD(0.1, nesterov=True), "SGD: nesterov needs a momentum above 0; it is 0: set momentum=0.9"),
+        (lambda: SGD(0.1, nesterov=True), "SGD: nesterov=True needs a momentum above 0, such as momentum=0.9"),
         (lambda: Adam(beta2=1.0), "Adam: beta2 is 1.0; expected a finite number in [0, 1)"),
         (lambda: AdamW(epsilon=0.0), "AdamW: epsilon is 0.0; expected a finite number > 0"),
         (lambda: LAMB(weight_decay=-0.1), "LAMB: weight_decay is -0.1; expected a finite number >= 0"),

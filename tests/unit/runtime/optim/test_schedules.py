@@ -34,7 +34,7 @@ def test_warmup_without_steps_is_the_schedule_after_it() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: StepDecay((20, 10)), "StepDecay: milestones are (20, 10); expected rising steps"),
+        (lambda: StepDecay((20, 10)), "StepDecay: milestones are (20, 10); expected increasing steps"),
         (lambda: Cosine(0), "Cosine: total_steps is 0; expected at least 1"),
         (lambda: Warmup(-1), "Warmup: steps is -1; expected 0 or more"),
     ],

@@ -117,6 +117,55 @@ def test_local_layers_are_saved_for_each_rank() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"sharded": False}, {"local": ("b", "half")}, {"compression": "int8"}, {"compression": "bf16"}],
+    ids=["sharded", "unsharded", "local", "int8", "bf16"],
+)
+def test_the_parts_of_all_ranks_are_the_state(settings: dict[str, Any]) -> None:
+    """Each element is in one part, at its offset; weights, state and what compression owes can be loaded again."""
+
+    def train(group: MemoryGroup) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+        opt = _optimizer(group, AdamW(0.1), **settings)
+        _advance(opt, 2)
+        state = opt.state_dict()
+        other = _optimizer(group, AdamW(0.1), **settings)
+        other.load_state_dict(state)
+        return opt.shard_dict(), state, other.state_dict()
+
+    trained = run_threads(train, 3)
+    for slots in ("arrays", "error_feedback"):
+        for slot, arrays in trained[0][1].get(slots, {}).items():
+            for name, whole in arrays.items():
+                joined, parts = (
+                    np.full(whole.size, np.nan, whole.dtype),
+                    [part[slots][slot][name] for part, *_ in trained],
+                )
+                for part in parts:
+                    assert part.shape == whole.shape
+                    joined[part.start : part.start + part.values.size] = part.values
+                assert sum(part.values.size for part in parts) == whole.size
+                assert joined.tobytes() == whole.tobytes() == trained[0][2][slots][slot][name].tobytes()
+    for name in trained[0][1]["arrays"]["weights"]:
+        counts = [part["arrays"]["missed"][name].values.size for part, *_ in trained]
+        assert sum(counts) == 1, f'"{name}" is counted by {counts} ranks'
+
+
+@pytest.mark.parametrize("compression", [None, "bf16", "int8"])
+@pytest.mark.parametrize(("given", "missed"), [(-0.0, {}), (0.0, {}), (1.0, {}), (None, {"w": 1})], ids=str)
+def test_a_gradient_of_zeros_is_there(compression: str | None, given: float | None, missed: dict[str, int]) -> None:
+    """Only a parameter of which no rank has a gradient counts as missed; compressed ones change by the mean."""
+
+    def train(group: MemoryGroup) -> tuple[dict[str, int], list[float]]:
+        opt = HostOptimizer({"w": np.zeros(4, np.float32)}, SGD(1.0), compression=compression, group=group)
+        opt.submit("w", None if given is None else np.full(4, given, np.float32))
+        opt.step()
+        counts = opt.state_dict()["arrays"].get("missed", {})
+        return {name: int(count[0]) for name, count in counts.items()}, opt.weights["w"].tolist()
+
+    assert run_threads(train, 2) == [(missed, pytest.approx([-(given or 0.0)] * 4, rel=0.01))] * 2
+
+
 def _alone() -> MemoryGroup:
     return MemoryGroup(Table(1), 0)
 
@@ -127,22 +176,22 @@ def _alone() -> MemoryGroup:
         (
             {"w": np.zeros(3)},
             SGD(0.1),
-            "the saved optimizer state is of AdamW and this optimizer is SGD; use the same",
+            "the saved optimizer state is of AdamW, but this optimizer is SGD; use the same",
         ),
         (
             {"v": np.zeros(3)},
             AdamW(),
-            "other parameters: only saved ['w'], only here ['v']; build the model that was",
+            "other parameters: only the state has ['w'], only this optimizer has ['v']; build the model that was",
         ),
         (
             {"w": np.zeros(4)},
             AdamW(),
-            'parameter "w" was saved as (3,) float64 (weights) and is (4,) float64 here;',
+            'parameter "w" was saved as (3,) float64 (weights), but is (4,) float64 in this optimizer;',
         ),
         (
             {"w": np.zeros(3, np.float32)},
             AdamW(),
-            'parameter "w" was saved as (3,) float64 (weights) and is (3,) float32 here; build',
+            'parameter "w" was saved as (3,) float64 (weights), but is (3,) float32 in this optimizer; build',
         ),
     ],
     ids=["rule", "names", "shape", "dtype"],
@@ -182,7 +231,7 @@ def test_state_is_taken_between_updates_only(call: str) -> None:
     arguments = [state] if call == "load_state_dict" else []
     opt.submit("w", np.ones(3))
     for _ in range(2):
-        with pytest.raises(ConfigurationError, match=rf"^{call}\(\) was called in the middle of an update; call it"):
+        with pytest.raises(ConfigurationError, match=rf"^{call}\(\) was called in the middle of an update; call"):
             getattr(opt, call)(*arguments)
         opt.step()
         opt.submit("w", np.ones(3))

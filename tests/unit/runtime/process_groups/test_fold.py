@@ -64,7 +64,7 @@ def test_special_values_fold_alike(dtype: str, op: rt.ReduceOp, native: bool) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("native", [NATIVE, pytest.param(False, id="numpy")])
 def test_a_processor_that_flushes_subnormal_numbers_keeps_small_halves(native: bool) -> None:
-    """What is subnormal in float16 is a normal number in float32, in which it is folded."""
+    """Numbers that are subnormal in float16 are normal in float32, in which they are folded."""
     torch = pytest.importorskip("torch")
     part = np.array([6e-8, 3e-5, -5e-5, 1e-3], np.float16)
     out = np.empty_like(part)

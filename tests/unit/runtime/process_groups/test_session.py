@@ -23,7 +23,9 @@ def test_a_process_set_ends_with_its_world() -> None:
     try:
         other = rt.add_process_set([0])
         assert (other.process_set_id, old.process_set_id) == (1, None)
-        with pytest.raises(ConfigurationError, match=r"is not in use; pass it to init\(\) or add_process_set"):
+        with pytest.raises(
+            ConfigurationError, match=r"is not in use; pass this process set to init\(\) or add_process_set"
+        ):
             rt.barrier(old)
         with pytest.raises(ConfigurationError, match="a set of these ranks exists already"):
             rt.add_process_set(old)

@@ -1,4 +1,4 @@
-"""Whatever bytes reach a rank's ports, parsers say MalformedMessage, or what their own promise names."""
+"""For any bytes at a rank's ports, parsers raise only MalformedMessage or the errors that they document."""
 
 import json
 import struct
@@ -102,7 +102,7 @@ def test_any_bytes_as_a_frame(expected: bytes, data: bytes) -> None:
 @example("[" * 50_000)
 @example('{"kind": "lost", "message": "x", "rank": Infinity}')
 def test_any_text_as_a_failure(text: str) -> None:
-    """What a peer refuses with can always be raised."""
+    """Any refusal text of a peer can be raised as an error."""
     assert WorldFailure.decode(text).error()
 
 

@@ -96,7 +96,7 @@ def test_what_would_need_a_function_of_its_class_is_refused() -> None:
 
 @pytest.mark.parametrize("kind", [ml_dtypes.float8_e5m2, ml_dtypes.float8_e4m3fn, ml_dtypes.int4])
 def test_an_array_whose_dtype_numpy_does_not_know_by_name_is_refused(kind: type) -> None:
-    """Where it is sent, and not where it arrives; float8_e5m2 has a float's kind."""
+    """The sender refuses the array, not the receiver; float8_e5m2 has a float's kind."""
     for value in (np.zeros(2, kind), kind(0)):
         with pytest.raises(ConfigurationError, match=r"value is an array of \w+, which is not sent between ranks"):
             encode_value(value)

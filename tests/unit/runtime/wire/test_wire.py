@@ -1,4 +1,4 @@
-"""What travels between ranks can be read back, and nothing else can."""
+"""Values sent between ranks can be read back; everything else is refused."""
 
 import re
 from collections import OrderedDict
@@ -186,7 +186,7 @@ def group_of(tensors: int, last: int) -> WireSignature:
 
 @pytest.mark.parametrize("tensors", [1, 10_000], ids=["short", "long"])
 def test_what_ranks_compare_is_short_and_tells_every_difference(tensors: int) -> None:
-    """However long a signature is: equal ones compare equal, and one number at its end makes them differ."""
+    """For any length of signature: equal ones compare equal, and one number at the end makes them differ."""
     one, same, other = (group_of(tensors, last).compared for last in (3, 3, 4))
     assert one == same != other
     assert len(one) < 20_000

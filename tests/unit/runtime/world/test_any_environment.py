@@ -1,4 +1,4 @@
-"""Whatever the environment holds, `init` finds a world or says in a ConfigurationError what is wrong."""
+"""For any environment, `init` finds a world or names the error in a ConfigurationError."""
 
 import json
 from typing import Any
@@ -93,7 +93,7 @@ def test_any_variables_of_mpi(env: dict[str, str]) -> None:
 
 @given(VALUES | st.tuples(st.text(max_size=20), st.integers()).map(lambda pair: f"{pair[0]}:{pair[1]}"))
 def test_any_address(text: str) -> None:
-    """What is accepted as an address can be looked up: Python's resolver raises nothing but OSError for it."""
+    """Every accepted address can be looked up: Python's resolver raises nothing but OSError for it."""
     try:
         host, port = split_address(text)
     except ConfigurationError:

@@ -1,4 +1,4 @@
-"""Where a process finds its world, and what it says when the environment is wrong."""
+"""Discovery of the world from the environment, and the errors for a wrong one."""
 
 import json
 from pathlib import Path
@@ -111,13 +111,13 @@ def test_the_world_is_found(
 REFUSED = {
     "rank-alone": (
         {"RINGTRAIN_RANK": "0"},
-        "RINGTRAIN_SIZE is not set; RINGTRAIN_RANK and RINGTRAIN_SIZE go together",
+        "RINGTRAIN_SIZE is not set; set both RINGTRAIN_RANK and RINGTRAIN_SIZE",
     ),
     "rank-text": (ring(0, "a:1") | {"RINGTRAIN_RANK": "one"}, "RINGTRAIN_RANK='one': expected an integer"),
     "rank-out-of-range": (ring(3, *WORKERS), "RINGTRAIN_RANK='3': expected an integer from 0 to 2"),
     "no-addresses": (
         {"RINGTRAIN_RANK": "0", "RINGTRAIN_SIZE": "2"},
-        "RINGTRAIN_RING_ADDRESSES is not set, nor is RINGTRAIN_WORLD_FILE; expected host:port of each of 2 ranks",
+        "neither RINGTRAIN_RING_ADDRESSES nor RINGTRAIN_WORLD_FILE is set; expected host:port of each of 2 ranks",
     ),
     "too-few-addresses": (
         ring(0, "a:1") | {"RINGTRAIN_SIZE": "2"},
@@ -183,7 +183,7 @@ REFUSED = {
     "mpi-out-of-range": ({"PMI_RANK": "2", "PMI_SIZE": "2"}, "PMI_RANK='2': expected an integer from 0 to 1"),
     "mpi-on-another-worker": (
         OPEN_MPI | {"RINGTRAIN_MPI_CHECK_IN": "/no/check-in"},
-        "mpirun has placed rank 1 on another worker than the job's order of ranks",
+        "mpirun has started rank 1 on another worker than the job assigns to it",
     ),
     "mpi-text": ({"PMI_RANK": "x", "PMI_SIZE": "2"}, "PMI_RANK='x': expected an integer"),
 }

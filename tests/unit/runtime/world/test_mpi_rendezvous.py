@@ -1,4 +1,4 @@
-"""How ranks that only mpirun has started meet on one host."""
+"""Rendezvous on one host of ranks that only mpirun has started."""
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

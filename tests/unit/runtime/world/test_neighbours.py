@@ -1,4 +1,4 @@
-"""Who watches whom in a large world, and that a verdict reaches every living rank, whoever is dead."""
+"""Watch relations between ranks in a large world; a verdict reaches every living rank, for any set of dead ranks."""
 
 from collections import deque
 from itertools import combinations
@@ -20,7 +20,7 @@ LARGE = st.integers(MESH_MOST + 1, 1024)
 
 
 def reached(size: int, first: int, dead: frozenset[int]) -> tuple[set[int], int]:
-    """Who hears of a verdict that `first` reaches, and the most messages that one rank sends."""
+    """Return the ranks that a verdict reported by `first` reaches, and the most messages that one rank sends."""
     heard, queue, most = {first}, deque([first]), 0
     while queue:
         rank = queue.popleft()

@@ -45,7 +45,7 @@ class Waiting:
 
 
 def verdict(rank: int, transport: Any, failure_state: WorldFailureState, timeout_s: float = 60.0) -> WorldFailure:
-    """What `rank` finds after it has waited in vain, in the collective of all ranks, for the one after it."""
+    """Return the failure that `rank` finds after it has waited too long in a barrier of all ranks."""
     ring = RingConfig(rank, SIZE, ("127.0.0.1:1",) * SIZE, timeout_s=timeout_s)
     monitor = WorldMonitor(ring, transport, failure_state, lambda peer: {}, lambda peer: None)
     others = [(rank + distance) % SIZE for distance in range(1, SIZE)]
@@ -61,7 +61,7 @@ def verdict(rank: int, transport: Any, failure_state: WorldFailureState, timeout
 def test_a_rank_near_the_late_one_finds_it_with_few_questions(silent: bool) -> None:
     transport = Waiting(silent)
     failure = verdict(LATE - 64, transport, WorldFailureState())
-    words = "does not answer" if silent else f"has not reached barrier #7 after 10 s that rank {LATE - 64} waited"
+    words = "does not answer" if silent else f"has not reached barrier #7, for which rank {LATE - 64} waited 10 s"
     assert words in failure.message
     assert failure.rank == LATE
     assert len(transport.asked) <= 20

@@ -1,4 +1,4 @@
-"""What a rank makes of the end of a question that it had open at a peer."""
+"""Conclusions of a rank from the end of a question that it had open at a peer."""
 
 from concurrent.futures import Future
 

@@ -1,4 +1,4 @@
-"""Interfaces of communicators, which implement the public collectives."""
+"""Interfaces that every communicator (shared memory, network, MPI) implements for the public collectives."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -25,7 +25,7 @@ class Communicator(Protocol):
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """Return the world ranks of the set, in the order of their positions."""
+        """Return the world ranks of the process set. A rank's index in this tuple is its position."""
 
     @property
     def position(self) -> int:
@@ -33,28 +33,27 @@ class Communicator(Protocol):
 
     @property
     def overlaps(self) -> bool:
-        """Return whether two concurrent collectives use each other's idle time. The same on all ranks.
+        """Return whether running two collectives at once is faster than one after the other. The same on all ranks.
 
-        In shared memory they would compete for the same cores, and not every MPI library supports it.
+        False in shared memory, where two collectives would compete for the same cores. False for MPI, because not every
+        MPI library supports two at once.
         """
 
     @property
     def fusion_bytes(self) -> int:
-        """Return the size up to which several tensors are copied into one buffer; above it the copy costs more than it
-        saves.
-        """
+        """Return the size in bytes up to which several tensors are copied into one buffer and sent together."""
 
     def all_reduce(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
         """Reduce `source` of all ranks into `target`, which may be `source`."""
 
     def reduce_scatter(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        """Reduce this rank's chunk into `target` (as long as the chunk; may be the chunk itself)."""
+        """Reduce over all ranks; store the result of this rank's chunk in `target`, which may be that chunk."""
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        """Fill `buffer` in place with every rank's chunk."""
+        """Fill `buffer` in place with every rank's chunk; `bounds` are the offsets of the chunks."""
 
     def all_gather_parts(self, what: WireSignature, part: Flat) -> list[Flat]:
-        """Return the part of every rank, by position; lengths may differ."""
+        """Return the `part` of every rank, in the order of `ranks`; lengths may differ."""
 
     def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
         """Fill `buffer` in place with the buffer of the rank at position `root`."""
@@ -62,24 +61,25 @@ class Communicator(Protocol):
     def all_to_all(
         self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
-        """Send `parts[p]` to position p; return the received parts by position.
+        """Send `parts[p]` to the rank at position p; return the received parts in the order of `ranks`.
 
-        `origins`: positions from which this rank receives data, if all ranks know theirs; only these need a connection.
+        `origins`: the positions from which this rank receives data; only these need a connection. Either every rank
+        passes its own `origins`, or no rank passes them.
         """
 
     def send_receive(self, what: WireSignature, source: Flat, to: int, target: Flat, origin: int) -> None:
-        """Send `source` to position `to`, and fill `target` with data from position `origin`.
+        """Send `source` to the rank at position `to`, and fill `target` with data from the rank at position `origin`.
 
-        Every rank sends to one and receives from one.
+        Every rank sends to one rank and receives from one rank.
         """
 
     def barrier(self, what: WireSignature) -> None:
-        """Wait until every rank has called it."""
+        """Wait until every rank of the process set has called `barrier`."""
 
     def allocate(self, nbytes: int) -> NDArray[np.uint8]:
         """Return a zeroed buffer that may make collectives faster than other memory.
 
-        Collective, with equal `nbytes`.
+        Collective: all ranks pass the same `nbytes`.
         """
 
     def close(self) -> None:
@@ -88,10 +88,10 @@ class Communicator(Protocol):
 
 @runtime_checkable
 class GroupedReducer(Protocol):
-    """`Communicator` that reduces buffers in several places as fast as one buffer."""
+    """Communicator that can reduce several separate buffers in one collective, as fast as one buffer."""
 
     def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Reduce the concatenation of `sources` into `target`. Each may already be at its place in `target`."""
+        """Reduce the concatenation of `sources` into `target`. A source may already lie at its place in `target`."""
 
 
 # Arguments: an array, the operation, its name, and whether it is changed in place. Returns the result of `allreduce`,
@@ -101,77 +101,75 @@ ShortAllreduce = Callable[[Any, ReduceOp, str | None, bool], Any]
 
 
 class SharedCommunicatorTurn(Protocol):
-    """Lock of the right to run a collective. Compiled code (`kernels/native/calls.c`) reads `wanted` and takes `held`.
+    """Lock that a thread must hold to run a collective. Compiled code (`kernels/native/calls.c`) uses it as well.
 
-    `wanted`: number of threads that own it or wait for it; stays above 0 after it was closed.
+    `held`: the lock itself. `wanted`: number of threads that own the lock or wait for it. After the lock was closed,
+    `wanted` stays above 0.
     """
 
     held: threading.Lock
     wanted: int
 
     def counted(self) -> AbstractContextManager[None]:
-        """Count the calling thread as waiting, for a collective that compiled code began under the lock and has not
-        ended.
-        """
+        """Count the calling thread in `wanted` while it finishes a collective that compiled code began."""
 
 
 @runtime_checkable
 class ShortReducer(Protocol):
-    """`Communicator` with a fast path for short arrays, which skips building their signature."""
+    """Communicator with a fast allreduce for short arrays, which does not build a signature in each call."""
 
     def short_allreduce(
         self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
         """Return the fast allreduce function, or None if this communicator has no fast path.
 
-        The function reduces an array by operation and name, in place or not. If `op` is not a ReduceOp but `meaning`
-        returns a signature, the call is a barrier on a zero-length array. The function returns None if the array is
-        long, if `meaning` returns None, or if another thread has `turn` or waits for it. While it waits for other
-        ranks, the time counts as `step_time.REDUCTION`.
+        The arguments of the function are an array, the operation, a name, and whether to reduce in place. If the
+        operation is not a ReduceOp but `meaning` returns a signature, the call is a barrier on a zero-length array. The
+        function returns None if the array is long, if `meaning` returns None, or if another thread has `turn` or waits
+        for it. While the function waits for other ranks, the time counts as `step_time.REDUCTION`.
         """
 
 
 @runtime_checkable
 class MappingCommunicator(Protocol):
-    """`Communicator` in which every rank maps the buffers that `allocate` returns on all ranks."""
+    """Communicator whose ranks can read and write each other's buffers from `allocate`, in shared memory."""
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
-        """Return the buffer of the rank at `position` that corresponds to `buffer`, from `allocate`; None if not
-        mapped.
-        """
+        """Return the buffer of the rank at `position` that was allocated together with `buffer`; None if it is not
+        mapped."""
 
 
 @runtime_checkable
 class MemorySharingCommunicator(Protocol):
-    """`Communicator` whose speed depends on the location of a buffer."""
+    """Communicator that reduces buffers from its own `allocate` faster than other memory."""
 
     def use_memory_of(self, other: Any) -> None:
-        """Treat buffers from `allocate` of `other`, of the same kind and ranks, like this one's, past and future
-        ones.
+        """Treat all buffers that `other` allocates, now or later, like buffers of this communicator.
+
+        `other`: a communicator of the same class and ranks.
         """
 
 
 @runtime_checkable
 class UpdatingCommunicator(Protocol):
-    """`Communicator` that reduces, updates and gathers in one pass."""
+    """Communicator that reduces gradients, updates weights and gathers them in one pass."""
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Return whether `update` accepts slices of these buffers from `allocate`. The same on all ranks.
+        """Return whether `update` accepts slices of `gradients` and `weights`, two buffers from `allocate`. The same on
+        all ranks.
 
         Collective.
         """
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        """Reduce this rank's chunk of `gradients`, apply `change` to it, and write the weights to every rank.
+        """Reduce this rank's chunk of `gradients`, update its weights by `change`, and write them to every rank.
 
-        They are new on return of the next update, or of this one if it is the last. Do not write to `gradients` before
-        that.
+        All ranks have the new weights when the next call of `update` returns. If `change.last` is True, they have them
+        when this call returns. Do not write to `gradients` before that.
         """
 
     def finish_updates(self) -> bool:
-        """Complete the weights of the previous update now, if no update follows at once.
+        """Complete the weights of the previous update; call this if no other update follows soon.
 
-        Return False if they still wait.
-
-        Ranks need not call this at the same time.
+        Return False if the weights are complete only after the next barrier. Ranks need not call this at the same time.
         """

@@ -1,4 +1,4 @@
-"""Pipelined broadcast in sections, over several trees in turn.
+"""Broadcast that cuts a tensor into sections and sends them along several trees one after another, as a pipeline.
 
 Two binary trees connect the pods, and each pod except the root's forwards data in at most one of them. So the root's
 pod sends every byte once, any other one about once, and each reads from two others, at any number of pods: Sanders,
@@ -39,7 +39,10 @@ _LAG: Final = 2
 
 @dataclass(frozen=True)
 class BroadcastTrees:
-    """Senders and receivers among `size` places; the root is place 0. `is_direct`: whether the root sends to all."""
+    """Trees of a broadcast among `size` pods, numbered from the root's pod.
+
+    `is_direct`: whether the root sends to all pods itself.
+    """
 
     size: int
     is_direct: bool
@@ -50,7 +53,7 @@ class BroadcastTrees:
 
     @property
     def number(self) -> int:
-        """Return the number of trees. Each is the first tree with all places but the root's rotated."""
+        """Return the number of trees over which the sections of a tensor are distributed."""
         if self.is_direct:
             return 1
         return max(1, self.size - 1) if self.is_few else 2
@@ -59,16 +62,17 @@ class BroadcastTrees:
         return self._moved(self._above(self._moved(place, tree)), -tree)
 
     def hops(self, place: int, tree: int) -> int:
-        """Return the number of hops from the root to `place`."""
+        """Return the number of hops from the root to pod `place` in `tree`."""
         return 0 if place == _ROOT else 1 + self.hops(self.parent(place, tree), tree)
 
     def _moved(self, place: int, by: int) -> int:
         return place if place == _ROOT else (place - 1 + by) % (self.size - 1) + 1
 
     def _above(self, place: int) -> int:
-        """Return the parent in the first tree.
+        """Return the pod from which pod `place` receives in tree 0.
 
-        With more than few places, even places have children, at distances of powers of two on both sides.
+        If there are few pods, the root sends to pod 1, and pod 1 sends to all others. Otherwise only pods with even
+        numbers send, to pods whose numbers differ from theirs by a power of two.
         """
         if self.is_direct:
             return _ROOT
@@ -82,16 +86,16 @@ class BroadcastTrees:
 
 @lru_cache(maxsize=1024)
 def children(trees: BroadcastTrees, place: int, tree: int) -> tuple[int, ...]:
-    """Return the places to which `place` sends."""
+    """Return the pods to which pod `place` sends in `tree`."""
     return tuple(other for other in range(1, trees.size) if trees.parent(other, tree) == place)
 
 
 @dataclass(frozen=True)
 class PodBroadcastRoute:
-    """Route from the root's pod to all pods, for one rank.
+    """Position of one rank in a broadcast from the root's pod to all other pods.
 
     `ranks`: world ranks at this rank's place in each pod, beginning with the root's pod. `place`: index of this rank in
-    `ranks`. `group`: the ranks of its pod. `giver`: the root's place in its pod.
+    `ranks`. `group`: the ranks of this rank's pod. `giver`: the root's place in the root's pod.
     """
 
     ranks: tuple[int, ...]
@@ -101,7 +105,7 @@ class PodBroadcastRoute:
 
 
 class PodBroadcast:
-    """One broadcast on one rank. `steps`: exchange steps between all ranks."""
+    """One rank's part in one broadcast. `steps`: factory of the exchanges between ranks."""
 
     def __init__(self, steps: ExchangeSteps, route: PodBroadcastRoute, buffer: Flat) -> None:
         self._steps, self._route, self._buffer = steps, route, buffer
@@ -121,7 +125,7 @@ class PodBroadcast:
         self._all_came = False
 
     def run(self, what: WireSignature) -> None:
-        """Run the broadcast, which fills the buffer."""
+        """Run the broadcast: fill the buffer on every rank except the root."""
         steps, ranks, below = self._steps, self._route.ranks, self._below
         what = with_layout(what, (steps.segment_bytes, *what.layout))
         peers, takers = self._partners()
@@ -143,7 +147,7 @@ class PodBroadcast:
                     self._share(what, index)
 
     def _partners(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return the world ranks that this one reads from, and those that read from it."""
+        """Return the world ranks that this rank reads from, and the world ranks that read from this rank."""
         ranks, own = self._route.ranks, self._route.place
         if self._is_few:
             others = tuple(rank for place, rank in enumerate(ranks) if place != own)
@@ -163,19 +167,21 @@ class PodBroadcast:
                 yield self._call.frame(WireStep.RESULT, index, self._part(index))
 
     def _share(self, what: WireSignature, index: int) -> None:
-        """Share a section within this pod: the root shares all of it, others the received part."""
+        """Share section `index` in this pod: in the root's pod the root copies all of it to the others, in other pods
+        each rank copies its part."""
         bounds = self._sections[index]
         if not self._parents:
             bounds = tuple(bounds[0 if place <= self._route.giver else -1] for place in range(len(bounds)))
         self._route.group.run(what, ShmCollective(chunks_of(bounds), self._buffer, gathered=self._buffer))
 
     def _part(self, index: int) -> Flat:
-        """Return the part of a section that this rank receives from another pod."""
+        """Return the part of section `index` that this rank receives from another pod."""
         local, bounds = self._route.group.position, self._sections[index]
         return self._buffer[bounds[local] : bounds[local + 1]]
 
     def _cut(self, least: int) -> list[Bounds]:
-        """Return the sections, at least `least`, each cut into a part for each rank of a pod."""
+        """Cut the buffer into `least` or more sections. Return the bounds of each section's parts, one part per
+        rank."""
         length, nbytes = len(self._buffer), self._buffer.nbytes
         chunk = nbytes // max(least, _CHUNKS_OF_FEW if self._is_few else _CHUNKS)
         step = min(-(-length // least), cut_passing_bytes(chunk, self._steps.segment_bytes) // self._buffer.itemsize)

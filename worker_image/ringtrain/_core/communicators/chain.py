@@ -1,4 +1,4 @@
-"""Reduction over pods of several ranks by a chain: partial sums go from pod to pod, and results come back.
+"""Reduction over pods of several ranks by a chain: partial sums go from pod to pod, and results go back.
 
 In an all-gather each rank gathers with its column, and the ranks of a pod share the result. Between few pods each rank
 reads from all others of its column. Between more it reads from log2 P of them and forwards data: the doubling of
@@ -27,7 +27,7 @@ from ringtrain._core.world.call import FramesFor, WorldCall
 
 @dataclass(frozen=True)
 class PodChainSection:
-    """Adjacent chunks, one for each rank of a pod. `owner`: pod that receives the result, or None if all pods do."""
+    """Part of a tensor that passes the chain at once. `owner`: pod that needs the result; None if all pods do."""
 
     chunks: Chunks
     owner: int | None
@@ -38,11 +38,12 @@ class PodChainSection:
 
 @dataclass(frozen=True)
 class ChainedPods:
-    """Equally large pods, from the view of one rank.
+    """Pods of a process set, all with the same number of ranks, as one rank sees them.
 
-    `size`: number of all ranks. `local`: place in its pod. `pod`: number of its pod, of `last` + 1. `column`: world
-    ranks at the same place, by pod. `group`: the ranks of its own pod. `network`: all ranks. `pairing`: the pairing of
-    the pods. `scratch`: buffers for data from other pods.
+    `size`: number of all ranks. `local`: place of this rank in its pod. `pod`: number of this rank's pod, from 0 to
+    `last`. `column`: world ranks at this rank's place in each pod. `group`: the ranks of this rank's pod. `network`:
+    communicator of all ranks. `pairing`: grouping of the pods for pairwise sums. `scratch`: buffers for data from other
+    pods.
     """
 
     size: int
@@ -64,9 +65,10 @@ class ChainedPods:
         is_span: bool = True,
         takers: Iterable[int] | None = None,
     ) -> WorldCall:
-        """Begin an exchange in which frames come from this rank's column in `pods` and go to the column in `takers`.
+        """Begin an exchange: read from the ranks with this rank's index in the pods `pods`, and send to those in
+        `takers`.
 
-        `takers` defaults to the same pods.
+        `takers`: numbers of pods; default: `pods`. The other arguments are those of `ExchangeSteps.call_among`.
         """
         peers = tuple(self.column[pod] for pod in pods)
         to = None if takers is None else tuple(self.column[pod] for pod in takers)
@@ -74,7 +76,7 @@ class ChainedPods:
 
 
 class PodChain:
-    """One reduction through the pods, on one rank."""
+    """One rank's part in one reduction along the chain of pods."""
 
     def __init__(
         self,
@@ -86,8 +88,8 @@ class PodChain:
     ) -> None:
         """Prepare the reduction.
 
-        `mapped`: the source, if the ranks of this pod map each other's: a reduce-scatter then needs only two barriers,
-        before and after.
+        `mapped`: the source buffer, if each rank of this pod can read those of the pod's other ranks, else None. With
+        `mapped`, a reduce-scatter needs only two barriers in the pod, one at its beginning and one at its end.
         """
         self._mapped = mapped
         self._pods = pods
@@ -102,7 +104,8 @@ class PodChain:
         self._lag = 2 * (self._last - self._pod) + 1
 
     def all_reduce(self, source: Flat, target: Flat) -> None:
-        """Reduce to all ranks: results go back from pod to pod, and are shared in each."""
+        """Reduce, and store the result on all ranks: the result goes back from pod to pod, and each pod shares it in
+        memory."""
         neighbours = [pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last]
         self._call = self._pods.begin(self._what, neighbours, self._frames_for, source.nbytes)
         with self._call:
@@ -119,9 +122,10 @@ class PodChain:
                     self._pods.group.run(self._what, ShmCollective(section.chunks, target, gathered=target))
 
     def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
-        """Reduce to owners: the last pod sends each result to its owner.
+        """Reduce, and store each section's result only in the pod that owns the section.
 
-        `target` is the chunk that begins at `start`.
+        The last pod computes all results and sends each to its owner. `target`: this rank's chunk, which begins at
+        `start` in the tensor.
         """
         takers = list(range(self._last)) if self._pod == self._last else [self._last]
         peers = {*takers, *(pod for pod in (self._pod - 1, self._pod + 1) if 0 <= pod <= self._last)}
@@ -140,9 +144,12 @@ class PodChain:
                     self._receive(index - self._lag, self._last, target[mine.start - start : mine.stop - start])
 
     def _reduce(self, index: int, source: Flat, final: ShmCollective) -> None:
-        """Fold this pod's contributions onto the received partial sum, and offer the result.
+        """Add this pod's contributions for section `index` to the partial result of the previous pod, and offer the sum
+        to the next pod.
 
-        `final`: the operation in the last pod, without the partial sum.
+        The last pod computes the final result, and offers it if the owner is in another pod.
+
+        `final`: the operation that the last pod runs, without the partial result of the previous pod.
         """
         mine = self._sections[index].chunk(self._pods.local)
         folded = np.empty(mine.stop - mine.start, accumulator_dtype(source.dtype))
@@ -159,7 +166,7 @@ class PodChain:
             self._offer(self._results, index, self._call.frame(WireStep.RESULT, index, final.own))
 
     def _run(self, work: ShmCollective) -> None:
-        """Fold this pod's contributions to this rank's chunk."""
+        """Run `work` in this pod: fold its ranks' contributions to this rank's chunk."""
         if self._mapped is None:
             self._pods.group.run(self._what, work)
             return
@@ -203,16 +210,18 @@ def gather_by_pods(
 ) -> None:
     """Fill `buffer` with the chunks of all ranks.
 
-    `sections`: sections of each pod's chunks, by pod. `mapped`: the buffer, if the ranks of this pod map each other's.
-    Each rank reads and shares sections in the order of pods that begins with its own; a forwarded section waits only
-    for sections that come earlier in that order, in every pod.
+    `sections`: sections of each pod's chunks, by pod. `passes_on`: whether pods forward sections of other pods, in
+    about log2 N exchanges; if not, each pod reads from every other pod. `mapped`: the buffer, if each rank of this pod
+    can read those of the pod's other ranks, else None. Each rank reads and shares the sections of its own pod first,
+    then those of the next pods. In every pod, a forwarded section waits only for sections that come earlier in that
+    order.
     """
     number, own = pods.last + 1, pods.pod
     shifts = [1 << k for k in range(pods.last.bit_length())] if passes_on else list(range(1, number))
     held = len(sections[own])
 
     def sent(pod: int, shift: int) -> list[PodChainSection]:
-        """Return the sections that `pod` sends to the pod `shift` before it."""
+        """Return the sections that `pod` sends to the pod whose number is lower by `shift`."""
         near = range(pod, pod + min(shift, number - shift)) if passes_on else (pod,)
         return [section for one in near for section in sections[one % number]]
 
@@ -226,7 +235,7 @@ def gather_by_pods(
             yield call.frame(WireStep.RESULT, index, buffer[section.chunk(pods.local)])
 
     def share(section: PodChainSection) -> None:
-        """Send this rank's chunk to the others of its pod, and receive theirs, here or by the last barrier."""
+        """Copy this rank's chunk to the other ranks of its pod; their chunks arrive before the last barrier."""
         if mapped is None:
             pods.group.run(what, ShmCollective(section.chunks, buffer, gathered=buffer))
             return

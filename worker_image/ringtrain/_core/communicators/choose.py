@@ -1,4 +1,4 @@
-"""Selection of the communicator of a process set."""
+"""Choice of the communicator for a process set: shared memory, network, these two combined, or MPI."""
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
@@ -18,9 +18,13 @@ def choose_communicator(
     chain_pods_most: int = CHAIN_PODS_MOST,
     direct_ranks_most: int = DIRECT_RANKS_MOST,
 ) -> Communicator:
-    """Return the communicator for the ranks of `network`.
+    """Return the communicator for the ranks of `network`, by the configured transport and by the hosts of the ranks.
 
-    Shared memory for ranks of one pod, both ways for pods of several ranks each, else only `network`; or MPI.
+    Ranks of one pod use shared memory. Ranks of several pods with equally many ranks use shared memory within a pod and
+    `network` between pods. Other ranks use only `network`. If the transport is mpi, all ranks use MPI.
+    `chain_pods_most`: see `HierarchicalCommunicator`. `direct_ranks_most`: largest number of ranks that exchange
+    directly over `network`; more ranks use a tree.
+
     Collective over `network`. Raises ConfigurationError if `config.transport` is shm and memory can't be shared.
     """
     if config.ways.transport == "grpc" or len(network.ranks) == 1:
@@ -34,7 +38,8 @@ def choose_communicator(
         return SharedMemoryCommunicator(network, hosts)
     if config.ways.transport == "shm":
         raise ConfigurationError(
-            f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share memory; set it to auto"
+            f"RINGTRAIN_TRANSPORT is shm, but ranks {list(network.ranks)} do not all share "
+            "memory; set RINGTRAIN_TRANSPORT=auto"
         )
     if hosts is None:
         return _over_network(network, direct_ranks_most)
@@ -49,16 +54,14 @@ def _over_network(network: ExchangeCommunicator, direct_ranks_most: int) -> Comm
 
 
 def communicator_pod(config: WorkerConfig) -> str:
-    """Return a text that is equal for ranks of one pod.
+    """Return an identity of this rank's pod: equal for ranks of one pod, different for other pods.
 
-    Pods may be processes of one machine (`dtj local`), so it includes the pod number from the agent.
+    Pods may be processes of one machine (`dtj local`), so the identity includes the pod number from the agent.
     """
     return f"{shm_host_identity()} {config.place.cross_rank}"
 
 
 def _are_regular_hosts(hosts: ShmHostGroups) -> bool:
-    """Return whether hosts have equally many ranks, each a contiguous range, so that pods can be folded in rank
-    order.
-    """
+    """Return whether all hosts have the same number of ranks, each a contiguous range in rank order."""
     flat = [position for positions in hosts.positions for position in positions]
     return flat == sorted(flat) and len({len(positions) for positions in hosts.positions}) == 1

@@ -28,7 +28,7 @@ PART_BYTES_MOST: Final = 16 << 10
 
 
 class RecursiveDoubling:
-    """Collectives of parts of at most `PART_BYTES_MOST`, except for `gather_in_place`.
+    """All-gathers in log2 N steps: `gather` for parts of at most `PART_BYTES_MOST`, `gather_in_place` for longer ones.
 
     `steps`: exchange steps between the ranks of the process set.
     """
@@ -39,7 +39,7 @@ class RecursiveDoubling:
         self._shifts = [1 << k for k in range((self._size - 1).bit_length())]
 
     def gather(self, what: WireSignature, part: Flat, lengths: Sequence[int]) -> list[Flat]:
-        """Return every position's `part`, by position. `lengths`: elements of each part, equal on all ranks."""
+        """Return the `part` of every rank, in the order of the set's ranks. `lengths`: elements of each part."""
         steps, size = self._steps, self._size
         order = [(steps.position + shift) % size for shift in range(size)]
         bounds = length_offsets([lengths[position] for position in order])
@@ -68,14 +68,14 @@ class RecursiveDoubling:
         return [buffer[bounds[place] : bounds[place + 1]] for place in places]
 
     def gather_in_place(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        """Fill `buffer` with the chunks of all positions, at `bounds`. Segments are forwarded when they arrive."""
+        """Fill `buffer` with the chunks of all ranks, at `bounds`. Each segment is forwarded as soon as it arrives."""
         steps, size = self._steps, self._size
         length = max(1, steps.segment_bytes // buffer.itemsize)
         # Number of received elements, from this rank's chunk on, cyclic.
         held = bounds[steps.position + 1] - bounds[steps.position]
 
         def cuts(first: int, shift: int) -> list[slice]:
-            """Return the slices that the rank at `first` sends in the step of `shift`."""
+            """Return the slices that the rank at position `first` sends in the step with distance `shift`."""
             end = first + min(shift, size - shift)
             behind = cut_segments(0, bounds[end - size], length) if end > size else []
             return cut_segments(bounds[first], bounds[min(end, size)], length) + behind
@@ -102,10 +102,10 @@ class RecursiveDoubling:
                     call.offer_changed()
 
     def lengths(self, what: WireSignature, length: int) -> NDArray[np.int64]:
-        """Return the `length` of every position."""
+        """Return the `length` that each rank has passed, in the order of the set's ranks."""
         return np.concatenate(self.gather(what, np.array([length], np.int64), [1] * self._size))
 
     def _peers(self, sign: int) -> tuple[int, ...]:
-        """Return the ranks that this one reads from, by step; `sign` -1: those that read from it."""
+        """Return the ranks from which this rank reads, one per step; with `sign` -1, the ranks that read from it."""
         steps = self._steps
         return tuple(steps.ranks[(steps.position + sign * shift) % self._size] for shift in self._shifts)

@@ -1,4 +1,4 @@
-"""Collectives by direct exchange between all pairs of ranks: the shifts of a ring.
+"""Collectives by direct exchange between all pairs of ranks.
 
 In step s of a reduce-scatter rank r sends its contribution to chunk (r + s) % N to rank (r + s) % N, which owns that
 chunk and folds all contributions in rank order; in the all-gather each rank reads every chunk from its owner. That is
@@ -50,7 +50,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class ExchangeCommunicator:
-    """Communicator over the streams of a WorldMembership.
+    """Communicator over the network: ranks read frames from each other's streams.
 
     `steps`: begins its collectives, also for a communicator that is built on this one.
     """
@@ -84,15 +84,12 @@ class ExchangeCommunicator:
             self._reduce_all(what, [source], target, op)
 
     def all_reduce_grouped(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Reduce several pieces: long ones are sent from their place; short neighbours are copied to the place of their
-        result.
-        """
+        """Reduce several arrays. Long arrays are sent without a copy; short neighbours are first joined in `target`."""
         self._reduce_all(what, merge_short_pieces(sources, target, self.fusion_bytes), target, op)
 
     def _reduce_all(self, what: WireSignature, sources: Sequence[Flat], target: Flat, op: ReduceOp) -> None:
-        """Reduce by reduce-scatter and all-gather in one exchange, in which segments of both are sent at the same
-        time.
-        """
+        """Reduce `sources` into `target` in one exchange, in which reduce-scatter and all-gather overlap segment by
+        segment."""
         length, dtype = sum(len(source) for source in sources), sources[0].dtype
         longest = -(-length // len(self.ranks)) * dtype.itemsize
         step = max(1, cut_passing_bytes(longest, self.segment_bytes) // dtype.itemsize)
@@ -160,7 +157,7 @@ class ExchangeCommunicator:
         part: Flat,
         gather_long: Callable[[WireSignature, Flat, Bounds], None] | None = None,
     ) -> list[Flat]:
-        """Return every rank's part, as declared in `Communicator`.
+        """Return the `part` of every rank, in the order of `ranks`; lengths may differ.
 
         `gather_long`: an `all_gather` of long chunks, for a communicator with a faster one.
         """
@@ -181,7 +178,8 @@ class ExchangeCommunicator:
     def all_to_all(
         self, what: WireSignature, parts: Sequence[Flat], origins: Sequence[int] | None = None
     ) -> list[Flat]:
-        """Send each position its part. A rank learns the length of each received part from the first frame."""
+        """Send `parts[p]` to the rank at position p; return the received parts. The first frame from a rank has its
+        part's length."""
         own = parts[self.position]
         step = max(1, self.segment_bytes // own.itemsize)  # lengths may differ between ranks, this must not
 
@@ -235,7 +233,7 @@ class ExchangeCommunicator:
         self.broadcast_along(PodBroadcastRoute(places, place, ShmLoneRank(self.ranks[self.position]), 0), what, buffer)
 
     def broadcast_along(self, route: PodBroadcastRoute, what: WireSignature, buffer: Flat) -> None:
-        """Broadcast along a route between pods, for a communicator that knows them."""
+        """Broadcast along `route`, which a communicator with knowledge of the pods has chosen."""
         PodBroadcast(self.steps, route, buffer).run(what)
 
     def barrier(self, what: WireSignature) -> None:
@@ -246,9 +244,7 @@ class ExchangeCommunicator:
             pass
 
     def compare(self, what: WireSignature, sequence: int) -> None:
-        """Run the barrier with number `sequence`, for a communicator that counts its own collectives in parallel to
-        this one.
-        """
+        """Run barrier number `sequence`, in which ranks compare the signature `what`."""
         self.steps.continue_at(sequence)
         self.barrier(what)
 
@@ -268,11 +264,12 @@ class ExchangeCommunicator:
         """Do nothing: the membership owns the connections."""
 
     def _doubling_of(self, nbytes: int) -> RecursiveDoubling | None:
-        """Return the doubling for parts of up to `nbytes`, equally on all ranks; None if each rank reads from all."""
+        """Return the RecursiveDoubling if parts of `nbytes` should use it; None if all ranks should read from all."""
         return self._doubling if nbytes <= self._part_bytes else None
 
     def _reduce_all_directly(self, what: WireSignature, source: Flat, target: Flat, op: ReduceOp) -> None:
-        """Reduce by sending everything to every rank, each of which folds it: one hop instead of two."""
+        """Reduce `source` into `target` by sending it to every rank, each of which folds all contributions: one network
+        hop instead of two."""
         if doubling := self._doubling_of(source.nbytes):
             parts = doubling.gather(what, source, [len(source)] * len(self.ranks))
             ReductionFold(op, source.dtype, len(self.ranks), self.position).fold(iter(parts), target)

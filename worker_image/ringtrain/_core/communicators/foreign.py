@@ -1,4 +1,4 @@
-"""Collectives of a foreign library, supervised by this world's failure detector."""
+"""Calls of a foreign collective library (such as gloo or NCCL) that end with an error if this world loses a rank."""
 
 import time
 from collections.abc import Callable
@@ -19,10 +19,10 @@ _PAUSE_S: Final = 50e-6
 
 
 class ForeignCommunicatorCalls:
-    """Calls of one process set to a foreign library. `number`: number of the communicator that runs in parallel.
+    """One process set's calls of a foreign collective library. `number`: number of the process set's communicator.
 
     All ranks of the set make the same calls in the same order. A call that can't end because a peer is lost raises
-    PeerLost; its memory is never freed, because the library may still write to it.
+    PeerLost. The memory of such a call is never freed, because the library may still write to it.
     """
 
     def __init__(self, member: WorldMembership, number: int, ranks: tuple[int, ...]) -> None:
@@ -37,11 +37,11 @@ class ForeignCommunicatorCalls:
 
     @property
     def failed(self) -> bool:
-        """Return whether this world has ended in a failure."""
+        """Return whether this world has ended because of a failure."""
         return self._member.failure_state.failure is not None
 
     def run(self, name: str, call: Callable[[], Any]) -> None:
-        """Begin `call`, which returns an object with `is_completed()` and `wait()`, and return when it is done.
+        """Start `call`, which returns an object with `is_completed()` and `wait()`, and wait until it is completed.
 
         Raises PeerLost, on all ranks, if a peer is lost, has shut down or is silent for too long, or if the library
         fails.
@@ -82,12 +82,12 @@ class ForeignCommunicatorCalls:
                 time.sleep(_PAUSE_S)
 
     def _report_left(self, activity: RankActivity) -> None:
-        """Report a peer that has shut down, if any."""
+        """Report to the monitor a peer that has shut down, if any."""
         if (departed := self._member.departed_rank(self._peers)) is not None:
             self._member.monitor.report(PeerClosed(departed, "", activity))
 
     def _failed(self, activity: RankActivity, error: Exception) -> NoReturn:
-        """Determine why the library failed, and raise that.
+        """Find out why the foreign library failed, and raise that as this world's error.
 
         The failure detector also notices a lost peer, and a peer that has shut down is reported here.
         """
@@ -100,6 +100,7 @@ class ForeignCommunicatorCalls:
 
 
 def exchange_values(communicator: Communicator, value: Any, what: str) -> list[Any]:
-    """Return every rank's plain `value`, by position. `what`: a description that ranks compare. Collective."""
+    """Return the plain `value` of every rank, in the order of the communicator's ranks. `what`: description that ranks
+    compare. Collective."""
     data = np.frombuffer(encode_value(value), np.uint8)
     return [decode_value(part.tobytes()) for part in communicator.all_gather_parts(WireSignature(what), data)]

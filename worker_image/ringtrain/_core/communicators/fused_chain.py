@@ -1,4 +1,4 @@
-"""Fused reduce, update and gather of a bucket, in one pass through the pods.
+"""Reduce, update and gather of a bucket in one pass through the chain of pods.
 
 Rank l of every pod handles the chunks of rank l of all pods. It folds its pod's contributions to each onto the partial
 sum from the previous pod, and sends the result to the next. The last pod has the sum, and sends it to the chunk's
@@ -36,7 +36,7 @@ _PARTIALS: Final = 1
 
 @dataclass(frozen=True)
 class PodSharedBucket:
-    """Bucket in the memory of each rank of this pod, by place in it. `bounds`: offsets of all ranks' chunks."""
+    """Gradients and weights of one bucket, of each rank of this pod. `bounds`: offsets of all ranks' chunks."""
 
     gradients: list[Flat]
     weights: list[Flat]
@@ -45,7 +45,7 @@ class PodSharedBucket:
 
 
 class PodChainUpdates:
-    """Implementation of `UpdatingCommunicator` for up to twelve pods.
+    """Fused updates (`UpdatingCommunicator`) through a chain of up to twelve pods.
 
     A rank that returns from `update` has sent all data that others wait for. The weights that others have updated are
     read in `finish_updates` or in the next update, before the wait for gradients.
@@ -63,7 +63,7 @@ class PodChainUpdates:
     def update(
         self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate, step: int
     ) -> None:
-        """Run an update, as declared in `UpdatingCommunicator`. `step`: elements per message.
+        """Reduce and update one bucket, as declared in `UpdatingCommunicator`. `step`: elements per message.
 
         Raises errors of collectives.
         """
@@ -91,7 +91,8 @@ class PodChainUpdates:
             self._group.barrier_function(what, gradients, change.weights)(True)
 
     def finish_updates(self) -> bool:
-        """Read other pods' weights of the previous update. They are complete after this pod's next barrier."""
+        """Read the weights of the previous update from other pods. Return False: the weights are complete only after
+        this pod's next barrier."""
         begun, self._begun = self._begun, None
         with _PodChainTripEnd(begun) as ending:
             ending.end()
@@ -99,7 +100,8 @@ class PodChainUpdates:
 
 
 class _PodChainTripEnd:
-    """Context that ends the previous trip, if any, or fails it with an error that was raised since."""
+    """Context that completes the update of the previous bucket. If the context is left with an error, that update fails
+    too."""
 
     def __init__(self, trip: "_PodChainTrip | None") -> None:
         self._trip = trip
@@ -114,7 +116,7 @@ class _PodChainTripEnd:
         self._call.__exit__(*error)
 
     def end(self) -> None:
-        """Read the weights and end the trip; later calls do nothing."""
+        """Read the weights that other pods have updated, and complete the bucket; later calls do nothing."""
         trip, self._trip = self._trip, None
         if trip is not None:
             trip.read_weights()
@@ -122,10 +124,11 @@ class _PodChainTripEnd:
 
 
 def _reduce_first_trip(trip: "_PodChainTrip", barrier: Callable[[bool], bool], before: _PodChainTripEnd) -> None:
-    """Run the trip in the first pod, which waits for no other's sums.
+    """Reduce and update a bucket in the first pod, which waits for no partial sums of other pods.
 
-    Its sums are sent before the weights of the previous bucket are read, so that the link to the next pod is busy. But
-    those weights must not wait for late gradients.
+    `barrier`: barrier of the pod, see `ShmRankGroup.barrier_function`. `before`: end of the previous bucket's update.
+    If all gradients are here, send this pod's sums before the weights of the previous bucket are read, so that the link
+    to the next pod is busy. If gradients are late, read those weights first.
     """
     if not barrier(False):
         before.end()
@@ -136,7 +139,7 @@ def _reduce_first_trip(trip: "_PodChainTrip", barrier: Callable[[bool], bool], b
 
 
 class _PodChainTrip:
-    """Trip of one bucket through the pods, on one rank. Enter `call` around it."""
+    """Update of one bucket along the chain of pods, on one rank. The caller runs it inside the context `call`."""
 
     def __init__(
         self,
@@ -147,10 +150,10 @@ class _PodChainTrip:
         step: int,
         side: int,
     ) -> None:
-        """Prepare the trip.
+        """Prepare the update of the bucket.
 
-        `side`: half of the scratch buffers to use; peers may still read this rank's partial sums of the previous update
-        in the other half.
+        `step`: elements per segment. `side`: half of the scratch buffers to use. Peers may still read this rank's
+        partial sums of the previous update in the half that is not used.
         """
         self._pods = pods
         self._bucket = bucket
@@ -174,9 +177,9 @@ class _PodChainTrip:
         self.call = pods.begin(what, others, self._frames_for, self._gradients.nbytes, is_span=False)
 
     def reduce(self) -> None:
-        """Fold this pod's contributions onto the received partial sums, send the results, and update the own chunk.
+        """Add this pod's contributions to the received partial sums, send the sums on, and update this rank's chunk.
 
-        An update of a cut begins as soon as the last pod has sent its sum.
+        The update of a segment begins as soon as the last pod has sent its sum.
         """
         # Number of cuts in flight between this pod and the last one.
         lag = 2 * (self._pods.last - self._pods.pod) + 1
@@ -187,12 +190,12 @@ class _PodChainTrip:
                 self._update_reduced(index - lag)
 
     def fold_all(self) -> None:
-        """Fold all cuts in the first pod: the part of `reduce` that waits for no other pod."""
+        """Fold all segments of the bucket in the first pod, without waiting for other pods."""
         for index in range(len(self._cuts)):
             self._fold(index)
 
     def update_all(self) -> None:
-        """Update all cuts in the first pod: the rest of `reduce`."""
+        """Update the segments that the first pod owns, with the sums from the last pod."""
         for index in range(len(self._cuts)):
             self._update_reduced(index)
 
@@ -209,7 +212,7 @@ class _PodChainTrip:
             self._offer(WireStep.RESULT, index, self._gradients[cut])
 
     def _update_reduced(self, index: int) -> None:
-        """Update the weights of cut `index` with the sum from the last pod, if this pod owns the cut."""
+        """Update the weights of segment `index` with the sum from the last pod, if this pod owns the segment."""
         owner, cut = self._cuts[index]
         if owner == self._pods.pod:
             reduced = self._gradients[cut]
@@ -240,7 +243,7 @@ class _PodChainTrip:
         self._offer(WireStep.RESULT, index, self._weights[cut])
 
     def _frames_for(self, rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
-        """Yield the frames that this column's rank in another pod reads, in the order of its reads."""
+        """Yield the frames that `rank`, of another pod, reads from this rank, in the order of its reads."""
         pod = self._pods.column.index(rank)
         order: list[tuple[WireStep, int]] = []
         if pod == self._pods.pod + 1:

@@ -1,4 +1,4 @@
-"""Fused reduce, update and gather of a bucket in one exchange over the network.
+"""Reduce, update and gather of a bucket in one exchange over the network.
 
 A separate reduce-scatter and all-gather need twice as many requests. A bucket is offered and requested before the
 results of the previous one are read: both are in flight at the same time, and use each other's idle time. The results
@@ -26,8 +26,8 @@ from ringtrain._core.world.call import WorldCall
 
 @dataclass(frozen=True)
 class _BegunNetworkUpdate:
-    """Update whose results have not been read; other ranks still read this rank's. `call`: context of the update,
-    which was entered."""
+    """Update that has offered this rank's results, but has not read the results of other ranks. `call`: the open
+    exchange."""
 
     call: WorldCall
     cuts: list[list[slice]]
@@ -35,7 +35,8 @@ class _BegunNetworkUpdate:
 
 
 class ExchangeFusedUpdates:
-    """Implementation of `UpdatingCommunicator` for an exchange over the network."""
+    """`UpdatingCommunicator` that exchanges gradients and new weights over the network. An update may return before the
+    ranks have read each other's new weights; the next update reads them."""
 
     def __init__(self, steps: ExchangeSteps, all_gather_parts: Callable[[WireSignature, Flat], list[Flat]]) -> None:
         self._steps = steps
@@ -44,7 +45,7 @@ class ExchangeFusedUpdates:
         self._possible: bool | None = None
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Return whether all ranks have the compiled library. Collective."""
+        """Return whether all ranks have the compiled library that fused updates need. Collective."""
         if self._possible is None:
             here = np.array([fold.can_fold_and_update()], np.uint8)
             there = self._all_gather_parts(WireSignature("can_update"), here)
@@ -52,7 +53,7 @@ class ExchangeFusedUpdates:
         return self._possible
 
     def update(self, what: WireSignature, gradients: Flat, bounds: Bounds, op: ReduceOp, change: ChunkUpdate) -> None:
-        """Run an update, as declared in `UpdatingCommunicator`. After an error no update is in progress."""
+        """Reduce and update one bucket, as declared in `UpdatingCommunicator`."""
         steps = self._steps
         cuts = steps.cut(bounds, gradients)
         own, chunk = cuts[steps.position], slice(bounds[steps.position], bounds[steps.position + 1])
@@ -83,7 +84,8 @@ class ExchangeFusedUpdates:
             self.finish_updates()
 
     def finish_updates(self) -> bool:
-        """Complete the weights of all updates on this rank, and this rank's on all others. Return True."""
+        """Read the last weights from other ranks, and wait until they have read the weights of this rank. Return
+        True."""
         begun, self._begun = self._begun, None
         if begun is not None:
             with contextlib.ExitStack() as stack:

@@ -64,7 +64,7 @@ _LEAST_UPDATE_BYTES: Final = 256 << 10
 
 
 class HierarchicalCommunicator:
-    """Communicator of equally large pods. Small or rare collectives use the flat exchange, `network`.
+    """Communicator of pods with the same number of ranks each. Short or rare collectives ignore pods and use `network`.
 
     If `hosts` is None, each rank counts as a pod, and every reduction is a tree of the ranks' data. Up to
     `chain_pods_most` pods every reduction is the left fold in rank order. Between more pods every reduction, also of
@@ -128,8 +128,8 @@ class HierarchicalCommunicator:
         chain.reduce_scatter(source, target, bounds[self.position])
 
     def all_gather(self, what: WireSignature, buffer: Flat, bounds: Bounds) -> None:
-        """Gather the chunks: each rank gathers from the ranks at its position in other pods, and the ranks of a pod
-        share the result.
+        """Gather the chunks: over the network from the ranks with this rank's index in other pods, then in shared
+        memory within the pod.
 
         Short chunks between many pods use the flat exchange, because the barriers within pods would take longer.
         """
@@ -196,17 +196,21 @@ class HierarchicalCommunicator:
 
     @property
     def _doublings(self) -> int:
-        """Return the number of successive exchanges of the flat exchange."""
+        """Return the number of successive exchanges that a direct all-gather between all ranks needs."""
         return (len(self.ranks) - 1).bit_length()
 
     def _uses_flat(self, nbytes: int) -> bool:
-        """Return whether a tensor is empty, or so short that the path through all pods has more exchanges."""
+        """Return whether a tensor of `nbytes` uses the direct exchange of all ranks, which ignores pods.
+
+        This is so for an empty tensor. Any other tensor must be short, the pods must not form a tree, and the direct
+        exchange must have fewer steps than the chain of pods.
+        """
         if self._is_tree:
             return not nbytes
         return not nbytes or (nbytes <= self._flat_bytes and 2 * self._pods.last > self._doublings)
 
     def _uses_flat_gather(self, longest: int) -> bool:
-        """Return whether chunks of `longest` bytes are so short that a barrier per pod would need more exchanges."""
+        """Return whether chunks of up to `longest` bytes are gathered faster without pods."""
         is_short = longest <= self._flat_bytes and longest * len(self._group.ranks) ** 2 <= _FLAT_GATHER_BYTES
         return is_short and self._doublings < self._pods.last
 
@@ -220,7 +224,7 @@ class HierarchicalCommunicator:
         return PodTree(pods, what, sections, op, doubles)
 
     def _scatter_by_tree(self, what: WireSignature, source: Flat, bounds: Bounds, target: Flat, op: ReduceOp) -> None:
-        """Reduce-scatter by the tree.
+        """Run a reduce-scatter by the tree of pods, for more pods than the chain supports.
 
         For a short tensor every rank gets the whole result, because separate sums of each pod's chunks would need a
         barrier for each.
@@ -245,7 +249,11 @@ class HierarchicalCommunicator:
         PodTree(pods, what, sections, op, doubles=False).reduce_scatter(source, target, bounds[self.position])
 
     def _step(self, length: int, like: Flat, segments: int, least: int) -> int:
-        """Return the length of each of `segments` of a rank's part of `length`: at least `least` bytes."""
+        """Return the number of elements per segment of `length` elements that have the dtype of `like`.
+
+        There are about `segments` segments, but each has at least `least` bytes and at most the network's
+        `segment_bytes`.
+        """
         least = min(least, self._network.segment_bytes)
         bytes_each = min(max(length * like.itemsize // segments, least), self._network.segment_bytes)
         return max(1, bytes_each // like.itemsize)
@@ -255,7 +263,11 @@ class HierarchicalCommunicator:
         return bounds[pod * ranks : (pod + 1) * ranks + 1]
 
     def _cut(self, bounds: Bounds, owner: int | None, like: Flat, is_mapped: bool = False) -> list[PodChainSection]:
-        """Cut the chunks at `bounds` into segments that pass the chain one after the other."""
+        """Cut the chunks at `bounds` into sections that pass the chain one after the other.
+
+        `owner`: pod that needs the results; None: all pods. `like`: any array of the same dtype. `is_mapped`: whether
+        the ranks of a pod can read each other's buffers.
+        """
         longest = max(end - start for start, end in pairwise(bounds))
         fills = (_UPDATE_SEGMENTS, _LEAST_UPDATE_BYTES) if is_mapped else (_SEGMENTS, _LEAST_SEGMENT_BYTES)
         return [
@@ -265,7 +277,10 @@ class HierarchicalCommunicator:
 
 
 def _pod_chain_pieces(bounds: Bounds, longest: int, step: int) -> list[Chunks]:
-    """Cut the chunks at `bounds` into pieces of `step`; a shorter chunk has empty pieces at its end."""
+    """Cut every chunk at `bounds` into pieces of `step` elements; pieces after the end of a short chunk are empty.
+
+    `longest`: length of the longest chunk.
+    """
     return [
         tuple((min(a + at, b), min(a + at + step, b)) for a, b in pairwise(bounds)) for at in range(0, longest, step)
     ]

@@ -1,4 +1,4 @@
-"""Collectives by the MPI library, with the same contract as those over the network.
+"""Collectives by an MPI library, with the same results as those over the network.
 
 MPI moves the bytes (all-to-all and all-gather: for a reduction the same 2(N - 1)/N of the payload as a ring), and this
 module folds them in rank order. So every dtype works, and results are bitwise equal to other transports, except for
@@ -42,7 +42,8 @@ Piece = list[tuple[int, int]]  # (start, end) of a part of every rank's chunk
 
 
 class MpiCommunicator:
-    """Communicator over MPI in parallel to `network`, whose membership detects lost peers and reports mismatches."""
+    """Communicator that moves data by MPI. `network`, a second connection between the ranks, finds lost peers and
+    mismatches."""
 
     overlaps: Final = False
     # An exchange costs milliseconds; see bench/README.
@@ -137,7 +138,7 @@ class MpiCommunicator:
         self._network.close()
 
     def _begin(self, what: WireSignature) -> RankActivity:
-        """Check that `what` is equal on all ranks: one collective of 16 bytes."""
+        """Begin a collective: check in one MPI call of 16 bytes that all ranks have the same signature `what`."""
         self._member.failure_state.check()
         self._sequence += 1
         key = (self._set, self._sequence)
@@ -151,12 +152,13 @@ class MpiCommunicator:
             # The network compares the full signatures, and makes all ranks raise the same error.
             self._network.compare(what, self._sequence)
             raise RingtrainError(
-                f"{activity.label}: signatures differ between ranks, but the network found no difference"
+                f"{activity.label}: MPI reports that ranks differ, but a comparison finds no difference: a defect in "
+                "ringtrain or MPI"
             )
         return activity
 
     def _pieces(self, bounds: Bounds, itemsize: int) -> Iterator[Piece]:
-        """Yield pieces of the chunks of all ranks."""
+        """Yield pieces of bounded size; each has the begin and end of a part of every rank's chunk."""
         step = max(1, _PIECE_BYTES // itemsize // len(self.ranks))
         chunks = list(itertools.pairwise(bounds))
         longest = max(end - start for start, end in chunks)
@@ -183,7 +185,7 @@ class MpiCommunicator:
         ReductionFold(op, source.dtype, size, self.position).fold(iter(arrived), out)
 
     def _gather(self, activity: RankActivity, buffer: Flat, piece: Piece) -> None:
-        """Send each rank's part of `piece` to all others."""
+        """Send each rank's part of `piece` to all other ranks."""
         if len(buffer) > COUNT_MOST:
             for position, (start, end) in enumerate(piece):
                 self._broadcast_chunk(activity, buffer[start:end], position)
@@ -193,7 +195,11 @@ class MpiCommunicator:
         self._wait(activity, self._comm.Iallgatherv(load_mpi_of_world().IN_PLACE, layout), raw)
 
     def _exchange(self, activity: RankActivity, sent: dict[int, Flat], received: dict[int, Flat], kind: Any) -> None:
-        """Send each buffer in `sent` to its position, and fill each in `received` from its position."""
+        """Send each buffer in `sent` and fill each buffer in `received`. The keys are positions of ranks in the process
+        set.
+
+        A buffer in `sent` goes to the rank at its key; a buffer in `received` is filled by the rank at its key.
+        """
         ways = [(self._comm.Irecv, received), (self._comm.Isend, sent)]
         requests = [
             begin([buffer[cut], kind], position)
@@ -205,14 +211,14 @@ class MpiCommunicator:
             self._wait(activity, request, *received.values(), *sent.values())
 
     def _broadcast_chunk(self, activity: RankActivity, buffer: Flat, root: int) -> None:
-        """Fill `buffer` with that of position `root`."""
+        """Fill `buffer` on all ranks with the buffer of the rank at position `root`."""
         raw = _mpi_raw_buffer(buffer)
         for cut in _mpi_counted_buffer(raw):
             part = raw[cut]
             self._wait(activity, self._comm.Ibcast([part, len(part), _mpi_type_of(buffer)], root), part)
 
     def _wait(self, activity: RankActivity, request: Any, *buffers: Flat) -> None:
-        """Wait until `request` is done. Raises the world's failure, on all ranks, if a peer is lost."""
+        """Wait until the MPI `request` is done. Raises the world's failure, on all ranks, if a peer is lost."""
         started = time.monotonic()
         while not request.Test():
             waited_s = time.monotonic() - started
@@ -237,12 +243,12 @@ class MpiCommunicator:
 
 @lru_cache(maxsize=4096)  # the same signatures are needed in every step
 def _mpi_signature_digest(what: WireSignature) -> int:
-    """Return 63 bits that are equal for equal signatures."""
+    """Return a digest of 63 bits of a signature, so that MPI can compare signatures between ranks."""
     return int.from_bytes(hashlib.blake2b(what.encode(), digest_size=8).digest(), "big") >> 1
 
 
 def _mpi_counted_buffer(array: Flat) -> list[slice]:
-    """Return parts of `array` that are short enough for MPI's counts."""
+    """Return slices of `array`, each short enough for MPI, whose counts are 32-bit integers."""
     return cut_segments(0, len(array), COUNT_MOST)
 
 

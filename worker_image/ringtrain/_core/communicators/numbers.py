@@ -1,4 +1,4 @@
-"""Numbers of communicators, assigned in one place: equal on every rank, so that frames of two never mix.
+"""Numbers of communicators, which mark their frames. Every rank assigns the same numbers, so that frames never mix.
 
 A number has 32 bits on the wire:
 
@@ -23,7 +23,7 @@ _FOREIGN: Final = 1 << 31
 
 
 def further_communicator_number(process_set: int, index: int) -> int:
-    """Return the number of communicator `index` of a process set. Raises ConfigurationError if there are too many."""
+    """Return the number of a set's additional communicator `index`. Raises ConfigurationError if there are too many."""
     if index >= PER_SET:
         raise ConfigurationError(
             f"process set {process_set} has had {PER_SET - 1} optimizers, the maximum, including closed "
@@ -39,10 +39,10 @@ def further_communicator_number(process_set: int, index: int) -> int:
 
 
 def inside_communicator_number(number: int) -> int:
-    """Return the number for traffic of communicator `number` within a host or through MPI."""
+    """Return the number under which communicator `number` exchanges data by shared memory or MPI."""
     return _INSIDE + number
 
 
 def foreign_communicator_number(number: int) -> int:
-    """Return the number for calls of a foreign library in parallel to communicator `number`."""
+    """Return the number that identifies calls of communicator `number` that another library executes."""
     return _FOREIGN + number

@@ -1,4 +1,4 @@
-"""Reduction between many pods of several ranks: the pods' sums are added in pairs, and those in pairs again.
+"""Reduction between many pods: sums of two pods are added, then sums of two such pairs, and so on, as a tree.
 
 The ranks of a pod add in shared memory, rank l its part of the tensor. Then rank l of every pod halves that part with
 rank l of other pods, in round k with the pod whose number differs in bit k. Each retains one half and adds the other
@@ -34,15 +34,15 @@ _MORE: Final = True
 
 
 def add_up_pod_sums(op: ReduceOp, lower: Flat, upper: Flat, out: Flat) -> None:
-    """Fold the sums of the lower-numbered pods with those of the higher-numbered."""
+    """Combine two sums by `op` into `out`. `lower`, of the lower-numbered pods, comes first on every rank."""
     with np.errstate(all="ignore"):  # as in compiled code: an infinity is a valid result
         UFUNCS[op](lower, upper, out=out)
 
 
 class PodTree:
-    """One reduction between pods, on one rank.
+    """One rank's part in one reduction along the tree of pods.
 
-    `doubles`: whole parts are sent both ways; otherwise halves.
+    `doubles`: whether partners exchange whole parts. If not, they exchange halves.
     """
 
     def __init__(
@@ -64,18 +64,19 @@ class PodTree:
         self._offered: dict[int, deque[WireFrame]] = {}
 
     def all_reduce(self, source: Flat, target: Flat) -> None:
-        """Reduce to all ranks, into `target`, which may be `source`."""
+        """Reduce `source` over all ranks into `target`, which may be `source`."""
         self._run(lambda index: self._reduce_all(index, source, target), source.nbytes, 1 if self._doubles else 2)
 
     def reduce_scatter(self, source: Flat, target: Flat, start: int) -> None:
-        """Reduce to owners. `target` is the chunk that begins at `start`."""
+        """Reduce, and store the result of this rank's chunk, which begins at `start`, in `target`."""
         self._run(lambda index: self._reduce_part(index, source, target, start), source.nbytes, 1)
 
     def _run(self, steps: Callable[[int], Iterator[bool]], nbytes: int, frames_each: int) -> None:
-        """Run all sections through their steps, each a step behind the previous one, to use each other's idle time.
+        """Run `steps` for all sections, each section one step behind the previous one, so that waiting times overlap.
 
-        A step reads what others offered in their previous step, so that all ranks read, offer and synchronize in one
-        order.
+        `steps(index)` yields after each step of section `index`. A step reads data that others offered in their
+        previous step, so that all ranks read, offer and synchronize in one order. `nbytes`: size of the tensor.
+        `frames_each`: number of frames of a section that a pod sends to each partner pod.
         """
         counts = Counter(chain.from_iterable(self._takers(i, frames_each) for i in range(len(self._sections))))
         self._offered = {pod: deque() for pod in counts}
@@ -96,7 +97,7 @@ class PodTree:
                 under_way = [step for step in under_way if next(step, False)]
 
     def _takers(self, index: int, frames_each: int) -> list[int]:
-        """Return the pods to which frames of a section go, one entry per frame."""
+        """Return the pods to which this pod sends frames of section `index`, one entry per frame."""
         pairing, node = self._pairing, self._node
         if (acting := pairing.acting(node, index)) != self._pods.pod:
             return [acting]
@@ -148,10 +149,10 @@ class PodTree:
             yield from self._part(index, others, out)
 
     def _sum_of_pod(self, section: PodTreeSection, source: Flat) -> Flat:
-        """Return the sum of this pod's ranks. For a single rank it is the source, read-only.
+        """Return the fold over the ranks of this pod. For a single rank it may be a read-only view of `source`.
 
-        The source may be overwritten with results only after all have read it. A half's result arrives only after the
-        half was read; whole parts, of short tensors, are copied.
+        Results may overwrite the source only after all ranks have read it. If halves are exchanged, the result of a
+        half arrives only after that half was read. Whole parts, of short tensors, are copied instead.
         """
         is_lone = isinstance(self._pods.group, ShmLoneRank) and len(section.blocks) == 1
         if is_lone and not self._doubles and accumulator_dtype(source.dtype) == source.dtype:
@@ -168,7 +169,10 @@ class PodTree:
         return total
 
     def _join(self, index: int, total: Flat) -> Generator[bool, None, Flat]:
-        """Return the sum of a node's two pods, on the active pod."""
+        """Add the sums of a node's two pods on the acting pod, which exchanges section `index` with other nodes.
+
+        `total`: sum of this pod. On the acting pod return the sum of both pods; on the other pod return `total`.
+        """
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting != self._pods.pod:
             self._offer(acting, WireStep.CONTRIBUTION, index, total)
@@ -180,7 +184,8 @@ class PodTree:
         return total
 
     def _part(self, index: int, result: Flat, out: Flat) -> Iterator[bool]:
-        """Send `result` to the idle pod of a node, which reads it into `out`."""
+        """Send `result` from the pod that exchanged section `index` to the node's other pod, which stores it in
+        `out`."""
         acting, idle = self._pairing.acting(self._node, index), self._pairing.idle(self._node, index)
         if acting == self._pods.pod and idle is not None:
             self._offer(idle, WireStep.RESULT, index, result)
@@ -199,7 +204,8 @@ class PodTree:
         return total
 
     def _halve(self, index: int, total: Flat) -> Generator[bool, None, tuple[Flat, list[Span]]]:
-        """Return the sums, and the span of them that this rank retains: before the first round, and after each."""
+        """Halve `total` in each round: exchange halves with a partner pod, and add them. Return the sums, and the
+        ranges of elements that this pod had before the first round and after each."""
         cuts = self._sections[index].cuts
         first, last = 0, self._pairing.nodes
         spans = [(0, cuts[-1])]
@@ -218,7 +224,7 @@ class PodTree:
         return total, spans
 
     def _gather(self, index: int, spans: list[Span], out: Flat) -> Iterator[bool]:
-        """Gather the results by the rounds backwards: at the beginning `out` has those of the last span."""
+        """Fill `out` with the results of all nodes, by the rounds of `_halve` in reverse order."""
         for k in reversed(range(self._pairing.rounds)):
             partner = self._pairing.partner(self._node, index, k)
             (start, end), (low, high) = spans[k], spans[k + 1]
@@ -229,11 +235,11 @@ class PodTree:
 
     @staticmethod
     def _own(total: Flat) -> Flat:
-        """Return the array for sums: `total`, unless it is the caller's read-only source."""
+        """Return an array to overwrite with sums: `total`, or a new one if `total` is read-only."""
         return total if total.flags.writeable else np.empty_like(total)
 
     def _add(self, pod: int, index: int, own: Flat, out: Flat) -> None:
-        """Fold `pod`'s data of a section with `own`."""
+        """Receive the sum of `pod` for section `index`, and store its fold with `own` in `out`."""
         theirs = self._pods.scratch.like(own, 0)
         self._call.read(self._pods.column[pod], WireStep.CONTRIBUTION, index, theirs)
         lower, upper = (theirs, own) if pod < self._pods.pod else (own, theirs)

@@ -1,4 +1,4 @@
-"""Parts of an exchange between all ranks of a set: numbered calls, segments, contributions and results."""
+"""Building blocks of exchanges between all ranks of a process set: calls, segments, contributions and results."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -16,13 +16,13 @@ from ringtrain._core.world.membership import WorldMembership
 
 
 class ExchangeScratchBuffers:
-    """Reused buffers for segments: fresh memory costs a page fault every 4 KiB."""
+    """Buffers for received segments, reused because new memory costs a page fault every 4 KiB."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, NDArray[np.uint8]] = {}
 
     def like(self, segment: Flat, number: int) -> Flat:
-        """Return buffer `number` as an array of `segment`'s length and dtype. Its content is undefined."""
+        """Return buffer `number` as an array with length and dtype of `segment`. Its content is undefined."""
         buffer = self._buffers.get(number)
         if buffer is None or buffer.nbytes < segment.nbytes:
             buffer = self._buffers[number] = np.empty(segment.nbytes, np.uint8)
@@ -30,7 +30,7 @@ class ExchangeScratchBuffers:
 
 
 class ExchangeSteps:
-    """View of its process set from one rank: positions, segments, and the number of the next collective."""
+    """Factory of one rank's exchanges in a process set. Counts them, so that ranks can match their calls."""
 
     def __init__(self, member: WorldMembership, process_set: int, ranks: tuple[int, ...], segment_bytes: int) -> None:
         self._member = member
@@ -45,13 +45,16 @@ class ExchangeSteps:
         self._other_ranks = tuple(rank for rank in ranks if rank != member.ring.rank)
 
     def continue_at(self, sequence: int) -> None:
-        """Set the number of the next collective, for a communicator that counts its own in parallel to this one."""
+        """Set the number of the next collective to `sequence`."""
         self._sequence = sequence - 1
 
     def call(
         self, what: WireSignature, bounds: Bounds, frames_for: FramesFor, total_bytes: int, is_span: bool = True
     ) -> WorldCall:
-        """Begin the next collective of the process set. Ranks compare `bounds` in addition to the signature `what`."""
+        """Begin the next collective with all ranks. They compare `bounds` in addition to the signature `what`.
+
+        `frames_for`, `total_bytes`, `is_span`: see `call_among`.
+        """
         what = with_layout(what, (self.segment_bytes, *what.layout, *bounds))
         return self.call_among(None, what, frames_for, total_bytes, is_span)
 
@@ -64,8 +67,11 @@ class ExchangeSteps:
         is_span: bool = True,
         takers: tuple[int, ...] | None = None,
     ) -> WorldCall:
-        """Begin the next collective of the process set, with frames from world ranks `peers` (default: all) to
-        `takers` (default: the same)."""
+        """Begin the next collective: read from `peers` (default: all others), send to `takers` (default: `peers`).
+
+        `frames_for`: returns the frames for a rank. `total_bytes`: size of the tensor, which extends the time limit.
+        `is_span`: whether the timeline records the collective.
+        """
         self._sequence += 1
         number = (self._process_set, self._sequence)
         peers = self._other_ranks if peers is None else peers
@@ -76,17 +82,19 @@ class ExchangeSteps:
         return segments_at(bounds, max(1, self.segment_bytes // like.itemsize))
 
     def parts_like(self, own: Flat) -> list[Flat]:
-        """Return buffers for each position's contribution to a segment, `own` for this one.
+        """Return a buffer for each rank's contribution to a segment, in the order of the set's ranks; for this rank
+        return `own`.
 
-        Their content is undefined.
+        The content of the other buffers is undefined.
         """
         like = self._scratch.like
         return [own if position == self.position else like(own, position) for position in range(len(self.ranks))]
 
     def contributions(self, call: WorldCall, segment: int, own: Flat, keep_all: bool) -> Iterator[Flat]:
-        """Yield every rank's contribution to a segment of this rank's chunk, in rank order, each read on demand.
+        """Yield each rank's contribution to segment `segment` of this rank's chunk, in rank order, read when requested.
 
-        `keep_all`: all remain valid until the next segment; otherwise only the last two.
+        `own`: this rank's contribution. `keep_all`: whether all contributions remain valid until the next segment. If
+        not, only the last two are valid.
         """
         for position, rank in enumerate(self.ranks):
             if position == self.position:
@@ -108,7 +116,7 @@ class ExchangeSteps:
     def results(
         self, call: WorldCall, frames: list[WireFrame], count: int, caller: TransportCaller
     ) -> Iterator[WireFrame]:
-        """Yield `count` frames as they are offered."""
+        """Yield the first `count` of `frames`, waiting until each has been added to the list."""
         for index in range(count):
             call.wait_until(partial(_is_longer_than_segment, frames, index), caller)
             yield frames[index]

@@ -1,4 +1,4 @@
-"""Compiled library, if this installation has one."""
+"""Loading of the compiled library, if this installation has one."""
 
 import ctypes
 import functools
@@ -22,7 +22,7 @@ log = logging.getLogger("ringtrain")
 
 @functools.cache
 def native_library() -> ctypes.CDLL | None:
-    """Return the library, or None if numpy must be used. Logs the reason once."""
+    """Return the compiled library; None, with the reason logged once, if numpy must be used instead."""
     spec = importlib.util.find_spec(_NAME)
     if spec is None or spec.origin is None:
         log.info("ringtrain was installed without a C compiler: numpy is used instead of the faster compiled kernels")
@@ -39,7 +39,7 @@ def native_library() -> ctypes.CDLL | None:
 
 @functools.cache
 def native_calls() -> ModuleType | None:
-    """Return the module of native/calls.c; None if Python's headers were missing, or it is of another version."""
+    """Return the extension module of native/calls.c; None if it is not compiled or is of another version."""
     try:
         calls = importlib.import_module(_CALLS)
     except ImportError:
@@ -48,7 +48,7 @@ def native_calls() -> ModuleType | None:
 
 
 def address_of(buffer: NDArray[Any]) -> int:
-    """Return the address of the first element."""
+    """Return the memory address of the buffer's first element."""
     address = None if _address_of is None else _address_of(buffer)
     return int(buffer.ctypes.data if address is None else address)
 

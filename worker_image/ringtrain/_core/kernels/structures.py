@@ -1,4 +1,4 @@
-"""Structures of native/shm.h and native/optimizer.h, with the same fields as in C."""
+"""Python declarations of the C structures in native/shm.h and native/optimizer.h, with the same fields."""
 
 import ctypes
 from typing import Any, Final
@@ -12,12 +12,12 @@ RANK_HEAD_BYTES: Final = COUNTERS_BYTES + PARITIES * SIGNATURE_BYTES
 
 
 def _fields_of_kind(kind: type[Any], names: str) -> list[tuple[str, type[Any]]]:
-    """Return ctypes fields `names`, all of type `kind`, like the C declaration `int a, b;`."""
+    """Return ctypes fields with the space-separated `names`, all of type `kind`."""
     return [(name, kind) for name in names.split()]
 
 
 class ChannelStruct(ctypes.Structure):
-    """C struct `channel`: one rank's end of a segment."""
+    """C struct `channel`: one rank's access to a shared-memory segment."""
 
     _fields_ = [
         ("base", ctypes.c_void_p),
@@ -31,7 +31,7 @@ class ChannelStruct(ctypes.Structure):
 
 
 class JobStruct(ctypes.Structure):
-    """C struct `job`: one collective."""
+    """C struct `job`: arguments and progress of one collective."""
 
     _fields_ = [
         ("what", ctypes.c_char_p),
@@ -45,7 +45,7 @@ class JobStruct(ctypes.Structure):
 
 
 class UpdateStruct(ctypes.Structure):
-    """C struct `update`: the update of the own chunk."""
+    """C struct `update`: arguments of the weight update of this rank's chunk."""
 
     _fields_ = [
         *_fields_of_kind(ctypes.c_int32, "rule last targets"),
@@ -65,13 +65,13 @@ STAYS: Final = 2
 
 
 class SgdTermsStruct(ctypes.Structure):
-    """C struct `sgd_terms`."""
+    """C struct `sgd_terms`: coefficients of one SGD update."""
 
     _fields_ = [*_fields_of_kind(ctypes.c_double, "scale rate momentum decay"), ("nesterov", ctypes.c_int)]
 
 
 class AdamTermsStruct(ctypes.Structure):
-    """C struct `adam_terms`."""
+    """C struct `adam_terms`: coefficients of one Adam update."""
 
     _fields_ = [
         *_fields_of_kind(ctypes.c_double, "scale beta1 one_minus_beta1 beta2 one_minus_beta2 root_correction epsilon"),
@@ -89,7 +89,7 @@ STRUCT_BYTES: Final = (
 
 
 def differing_layout(library: ctypes.CDLL) -> str:
-    """Return how the sizes of structures differ between `library` and this module; empty if all are equal."""
+    """Return how the sizes of the C structures in `library` differ from those here; empty if all are equal."""
     try:
         theirs = tuple((ctypes.c_uint32 * len(STRUCT_BYTES)).in_dll(library, "ringtrain_struct_bytes"))
     except ValueError:

@@ -1,4 +1,4 @@
-"""Arguments of compiled update rules (`native/shm.h`), for modules that pass them on."""
+"""Arguments of the optimizer updates that compiled code applies to weights right after a reduction."""
 
 import ctypes
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ Flat = NDArray[Any]
 
 @dataclass(frozen=True)
 class NativeRule:
-    """Update rule in the format of compiled code.
+    """Optimizer rule, such as SGD or Adam, with its coefficients, as arguments of compiled code.
 
     `code`: value of the C enum `rule`. `spans`: one for each parameter of the whole own chunk, in order, as
     `structures.SPAN`; an update marks the parameters for which no rank has a gradient. `terms`: coefficients that the
@@ -29,7 +29,7 @@ class NativeRule:
 
 @dataclass(frozen=True)
 class Kept:
-    """Buffers for values before an update: `arrays` receive the own chunk's weights (or master) and states.
+    """Buffers into which an update copies the old values of this rank's chunk: weights (or master weights) and states.
 
     `count`: one uint64 that grows by the elements that were copied and changed. Elements are changed in order.
     """
@@ -40,13 +40,14 @@ class Kept:
 
 @dataclass(frozen=True)
 class ChunkUpdate:
-    """Update of this rank's chunk after the reduction of gradients.
+    """Optimizer update that compiled code applies to this rank's chunk after the gradients were reduced.
 
     `weights`: the whole buffer, as long as the gradients and of their dtype; its own chunk contains the weights to
     update. `states`: state arrays of the own chunk, in the rule's order, float32 or float64. `master`: the own chunk's
-    weights in float32, if `weights` are of a half type. `last`: no other update follows, so return when all ranks have
-    done theirs. `reduced`: array for the own chunk's reduced gradients, or None; may be the own chunk of the gradients.
-    `kept`: buffers for the old values. `offset`: index of this part in the own chunk.
+    weights in float32, if `weights` are of a half type. `last`: whether no other update follows. If True, this update
+    returns only when all ranks have completed the update. `reduced`: array for the own chunk's reduced gradients, or
+    None; may be the own chunk of the gradients. `kept`: buffers for the old values. `offset`: index of this part in the
+    own chunk.
     """
 
     rule: NativeRule
@@ -59,7 +60,7 @@ class ChunkUpdate:
     offset: int = 0
 
     def cut(self, where: slice, own: slice) -> "ChunkUpdate":
-        """Return the update of elements `where` of the buffer, of which this rank owns `own`."""
+        """Return the update of only the elements `where`; `own` is this rank's chunk, to which states belong."""
         within = slice(where.start - own.start, where.stop - own.start)
         return ChunkUpdate(
             self.rule,
@@ -74,7 +75,7 @@ class ChunkUpdate:
 
 
 def native_update(change: ChunkUpdate, weights: "ctypes.Array[ctypes.c_void_p]") -> UpdateStruct:
-    """Return `change` as a C struct. `weights`: addresses of each rank's weights."""
+    """Return `change` as a C struct. `weights`: address of the weights of each rank."""
     return UpdateStruct(
         rule=change.rule.code,
         last=change.last,

@@ -1,1 +1,1 @@
-"""Collectives paired by name, submitted in any order: used by the framework adapters."""
+"""Collectives that ranks match by name and may submit in any order, for the framework adapters."""

@@ -1,4 +1,4 @@
-"""Order of named collectives: computed from the messages of all ranks, so that every rank gets the same order.
+"""Order of named collectives. Every rank computes it from the messages of all ranks, so all ranks get the same order.
 
 Has no clock, thread or socket: `RequestNegotiation` receives the same rounds on every rank and returns the same
 decisions.
@@ -31,9 +31,9 @@ _SPARSE: Final = (
 
 @dataclass(frozen=True)
 class NegotiatedRequests:
-    """Collective that all ranks have submitted: run it, or fail it with `error`.
+    """Collective that every rank should run now; if `error` is set, every rank fails it with that message.
 
-    `requests` by world rank; a rank that has joined is absent and contributes zeros.
+    `requests`: requests by world rank. A rank that has called `join` has no request and contributes zeros.
     """
 
     name: str
@@ -47,7 +47,7 @@ class NegotiatedRequests:
 
 @dataclass(frozen=True)
 class NegotiationDecisions:
-    """Result of one round. `all_joined`: the last rank to join, when every rank has joined."""
+    """Result of one negotiation round. `all_joined`: the last rank to join, once every rank has joined."""
 
     agreed: tuple[NegotiatedRequests, ...] = ()
     all_joined: int | None = None
@@ -55,7 +55,7 @@ class NegotiationDecisions:
 
 @dataclass
 class RequestNegotiation:
-    """Negotiation of requests that some ranks have not submitted yet. `ranks`: world ranks of the process set."""
+    """State of a negotiation: which ranks have submitted which collective. `ranks`: world ranks of the process set."""
 
     ranks: tuple[int, ...]
     _submitted: dict[str, dict[int, NamedRequest]] = field(default_factory=dict)
@@ -66,22 +66,26 @@ class RequestNegotiation:
 
     @property
     def needs_round(self) -> bool:
-        """Return whether every rank must take part in the next round, even without new requests.
+        """Return whether this rank must take part in another round although it has no new requests.
 
-        One name has expired, and the other waiting names can only expire in rounds.
+        This is so if a name has expired and other names still wait, because a name can expire only in a round.
         """
         return self._has_expired and bool(self._submitted)
 
     def next_round(
         self, requests: Sequence[NamedRequest], joined: bool = False, expired: Sequence[str] = ()
     ) -> NegotiationRound:
-        """Encode this rank's new requests as briefly as the other ranks can decode."""
+        """Return this rank's message for the next round; requests that all ranks know are sent as numbers.
+
+        `joined`: whether this rank has called `join`. `expired`: names for whose missing ranks this rank no longer
+        waits.
+        """
         numbers = [self._numbers.get(request, -1) for request in requests]
         new = tuple(request for request, number in zip(requests, numbers, strict=True) if number < 0)
         return NegotiationRound(new, tuple(number for number in numbers if number >= 0), joined, tuple(expired))
 
     def receive(self, rounds: Sequence[NegotiationRound]) -> NegotiationDecisions:
-        """Process one round (one entry per rank, in the set's order). Return the decisions, the same on every rank."""
+        """Process the messages of one round, one per rank. Return the decisions, which are the same on every rank."""
         if not self._submitted and not self._joined and _are_all_known(rounds):  # the usual step
             return NegotiationDecisions(tuple(self._known[number] for number in rounds[0].known))
         for rank, message in zip(self.ranks, rounds, strict=True):
@@ -99,7 +103,8 @@ class RequestNegotiation:
         return NegotiationDecisions(agreed, self._take_joined())
 
     def submitters_of(self, name: str) -> tuple[list[int], list[int]]:
-        """Return the ranks that have submitted `name`, and those that have neither submitted it nor joined."""
+        """Return two lists: the ranks that have submitted `name`, and the ranks that have neither submitted it nor
+        called `join`."""
         submitters = sorted(self._submitted.get(name, {}))
         return submitters, [rank for rank in self.ranks if rank not in submitters and rank not in self._joined]
 
@@ -137,14 +142,14 @@ class RequestNegotiation:
 
 
 def _are_all_known(rounds: Sequence[NegotiationRound]) -> bool:
-    """Return whether all ranks send the same round, with only known requests, each once."""
+    """Return whether all messages are equal and contain only known requests, each once."""
     first = rounds[0]
     is_plain = not (first.requests or first.joined or first.expired)
     return is_plain and all(one == first for one in rounds) and len(set(first.known)) == len(first.known)
 
 
 def _request_mismatch(requests: Mapping[int, NamedRequest], ranks: tuple[int, ...]) -> str:
-    """Return the first reason that forbids the collective, naming two ranks and both values; empty if there is none.
+    """Return the first reason that forbids the collective, such as a difference; empty if there is none.
 
     `requests`: requests by world rank. `ranks`: members of the process set, in order.
     """
@@ -181,7 +186,7 @@ def _own_error(request: NamedRequest) -> str:
 
 
 def _joined_reason(request: NamedRequest, joined: list[int]) -> str:
-    """Return the reason why `request` cannot run while `joined` ranks have no data; empty if it can."""
+    """Return why `request` cannot run without data of the ranks in `joined`; empty if it can."""
     reduces = request.kind is CollectiveKind.ALLREDUCE and request.op in ("Sum", "Average", "Adasum")
     if reduces or request.kind is CollectiveKind.BARRIER:
         return ""
@@ -219,5 +224,5 @@ def _request_differs(name: str, what: str, ours: tuple[int, Any], theirs: tuple[
 
 
 def _short_request_value(value: Any) -> Any:
-    """Return the only element of a tuple of one, because only grouped collectives have more; else the value."""
+    """Return the element of a tuple with one element; any other value unchanged. For messages."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value

@@ -1,4 +1,4 @@
-"""Collectives that ranks pair by name, described before their tensors are known. Adapters submit these."""
+"""Description of a named collective, which an adapter builds before it knows the tensors, and then submits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ringtrain._core.wire.dtypes import name_of
 
 @dataclass(frozen=True)
 class NamedReduction:
-    """Reduction of the arrays of all ranks to one. `op`: the name of a `ringtrain.ReduceOp`."""
+    """Operation, scale factors and process set of a named reduction. `op`: name of a `ringtrain.ReduceOp`."""
 
     op: str
     process_set: ProcessSet
@@ -33,14 +33,15 @@ class NamedReduction:
     def of(
         cls, op: Any, average: bool | None, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
-        """Return the reduction for the arguments of an allreduce. Raises ConfigurationError."""
+        """Return the reduction for an allreduce's arguments. Raises ConfigurationError for invalid ones."""
         return _named_reduction(ReduceOp.of(op, average), float(prescale), float(postscale), process_set)
 
     @classmethod
     def of_sums(
         cls, series: str, op: Any, prescale: float, postscale: float, process_set: ProcessSet
     ) -> NamedReduction:
-        """Return the reduction for `series`, which supports only Average and Sum. Raises ConfigurationError."""
+        """Return the reduction if `op` is Average or Sum. Raises ConfigurationError for any other `op`, naming
+        `series`."""
         return _named_reduction(only_sums(ReduceOp.of(op), series), float(prescale), float(postscale), process_set)
 
 
@@ -51,11 +52,12 @@ def _named_reduction(op: ReduceOp, prescale: float, postscale: float, process_se
 
 @dataclass(frozen=True)
 class NamedCollective:
-    """One rank's part in a named collective. Created by the class methods; `name` pairs it with the other ranks' parts.
+    """One rank's part in a named collective, before its tensors are known.
 
-    `name`: the user's name, or None for the next name of `series`, which is numbered equally on every rank. Grouped
-    collectives have several tensors. `splits`: number of rows for each rank in an alltoall, or None for equal parts.
-    `error`: why this rank's arguments are wrong; the collective then fails on every rank with this message.
+    The class methods create an object. Their argument `name` is the user's name. If it is None, the collective gets the
+    next name of `series`, which is numbered equally on every rank. Grouped collectives have several tensors. `splits`:
+    number of rows for each rank in an alltoall, or None for equal parts. `error`: why this rank's arguments are wrong;
+    the collective then fails on every rank with this message.
     """
 
     request: NamedRequest
@@ -67,7 +69,7 @@ class NamedCollective:
     def allreduce(
         cls, how: NamedReduction, name: str | None = None, series: str = "allreduce", bucket: Sequence[str] = ()
     ) -> NamedCollective:
-        """Reduce tensors.
+        """Return an allreduce of one or more tensors.
 
         `bucket`: names of tensors of one dtype that are reduced as one and never fused with others.
         """
@@ -79,18 +81,18 @@ class NamedCollective:
     def reducescatter(
         cls, how: NamedReduction, name: str | None = None, series: str = "reducescatter"
     ) -> NamedCollective:
-        """Reduce tensors and return this rank's rows of each."""
+        """Return a reduce-scatter of one or more tensors; its results are this rank's rows."""
         full = name_for(series, name, how.process_set)
         return _reducing(how, full, CollectiveKind.REDUCESCATTER)
 
     @classmethod
     def allgather(cls, process_set: ProcessSet, name: str | None = None, series: str = "allgather") -> NamedCollective:
-        """Gather every rank's rows of each tensor."""
+        """Return an allgather of the rows of one or more tensors."""
         return cls(NamedRequest(CollectiveKind.ALLGATHER, name_for(series, name, process_set)), process_set)
 
     @classmethod
     def broadcast(cls, root: int, process_set: ProcessSet, name: str | None = None) -> NamedCollective:
-        """Send the tensors of world rank `root` to all."""
+        """Return a broadcast of the tensors of world rank `root`."""
         full = name_for("broadcast", name, process_set)
         return cls(NamedRequest(CollectiveKind.BROADCAST, full, root=int(root)), process_set)
 
@@ -98,7 +100,7 @@ class NamedCollective:
     def alltoall(
         cls, splits: Sequence[float] | None, process_set: ProcessSet, name: str | None = None
     ) -> NamedCollective:
-        """Send `splits[i]` rows of one tensor to rank i of the set.
+        """Return an alltoall that sends `splits[i]` rows of one tensor to rank i of the process set.
 
         Its results are the received rows and the number from each rank.
         """
@@ -113,7 +115,7 @@ class NamedCollective:
     def request_of(
         self, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str = "cpu", error: str = ""
     ) -> NamedRequest:
-        """Return the request for tensors of these dtypes and shapes on `device`. `error`: why they are invalid."""
+        """Return the request to submit for tensors of these dtypes and shapes. `error`: why the tensors are invalid."""
         full = described(self.request, dtypes, shapes, device)
         wrong = self.error or error or request_tensors_error(full)
         if not wrong and full.kind is not CollectiveKind.ALLTOALL:
@@ -123,13 +125,13 @@ class NamedCollective:
         return replace(full, splits=None if self.splits is None else tuple(int(rows) for rows in self.splits))
 
     def begin(self, arrays: Sequence[Array]) -> NamedSubmission:
-        """Submit `arrays`, which must not change before the result is available."""
+        """Submit the collective with `arrays`, which must not change before the result is available."""
         held = [np.asarray(array) for array in arrays]
         request = self.request_of(tuple(name_of(one.dtype) for one in held), tuple(one.shape for one in held))
         return queue_of(self.process_set).submit(request, lambda: held)
 
     def run(self, arrays: Sequence[Array]) -> list[Array]:
-        """Submit `arrays` and return the results."""
+        """Submit the collective with `arrays`, wait, and return the results."""
         return list(self.begin(arrays).result())
 
 

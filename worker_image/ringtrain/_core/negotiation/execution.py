@@ -1,4 +1,4 @@
-"""Execution of agreed collectives: one collective of the communicator, or several reductions fused into one.
+"""Execution of collectives that all ranks have submitted; small reductions are fused into one.
 
 Types that communicators cannot reduce are converted before and after. The rules are the same in every framework: a sum
 has its dtype's own arithmetic (integers wrap, as numpy's and torch's do), and an average of integers is exact, rounded
@@ -39,10 +39,10 @@ Result = list[Any]
 
 @dataclass(frozen=True, eq=False)
 class FusedRequestBatch:
-    """Entries that share one collective.
+    """Named collectives that run as one collective of the communicator.
 
-    `names`: theirs. `bounds`: offsets of the tensors in the buffer into which all are packed; empty if they are not
-    packed. The same on all ranks.
+    `names`: names of the entries. `bounds`: offsets of the tensors in the buffer into which all are packed; empty if
+    they are not packed. The same on all ranks.
     """
 
     entries: tuple[NegotiatedRequests, ...]
@@ -55,19 +55,19 @@ class FusedRequestBatch:
 
     @property
     def request(self) -> NamedRequest:
-        """Return the request of any entry: the fields that a batch shares are equal in all."""
+        """Return the request of the first entry, whose operation, dtype and scale factors all entries share."""
         return self.entries[0].any_request
 
     def requests_of(self, ranks: Sequence[int]) -> list[NamedRequest]:
-        """Return the requests of `ranks` for the first entry, for a collective that is not fused."""
+        """Return the request of each of `ranks`, for a batch with one entry."""
         return [self.entries[0].requests[rank] for rank in ranks]
 
     def splits_of(self, ranks: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return, for an alltoall, the rows that each of `ranks` sends to each."""
+        """Return, for an alltoall, the numbers of rows that each of `ranks` sends to each rank."""
         return splits_of(self.requests_of(ranks))
 
     def reduce_packed(self, communicator: Communicator, packed: Array) -> Array:
-        """Return the reduction of the entries' tensors, which are concatenated in `packed`.
+        """Return the reduction over all ranks of `packed`, the concatenation of the batch's tensors.
 
         May change `packed`, and may return it.
         """
@@ -75,13 +75,13 @@ class FusedRequestBatch:
 
     @functools.cached_property
     def fewest_ranks(self) -> int:
-        """Return the number of ranks that have submitted every entry; the others have joined."""
+        """Return the lowest number of ranks that have data for an entry; the other ranks have called `join`."""
         return min(len(entry.requests) for entry in self.entries)
 
 
 @runtime_checkable
 class SubmittedTensors(Protocol):
-    """Source of the arrays of a submission that may also exchange its tensors without conversion to arrays."""
+    """Function that returns a submission's tensors as arrays, and may exchange them on their device instead."""
 
     def __call__(self) -> Sequence[Array]:
         """Return the tensors as arrays."""
@@ -89,14 +89,14 @@ class SubmittedTensors(Protocol):
     def carry_out(
         self, communicator: Communicator, batch: FusedRequestBatch, tensors: Sequence["SubmittedTensors"]
     ) -> list[Result] | None:
-        """Return the results of a batch, of which `tensors` are this rank's; None if they must be sent as arrays.
+        """Exchange the tensors of a batch on their device and return the results; None if arrays must be used.
 
-        The decision is the same on all ranks, or both ways exchange the same data.
+        Either all ranks decide the same, or both ways exchange the same data.
         """
 
 
 def fused_request_batches(agreed: Sequence[NegotiatedRequests]) -> Iterator[FusedRequestBatch]:
-    """Yield batches of requests that can share one collective, in order. Pure, so that every rank gets the same."""
+    """Group requests, in order, into batches that run as one collective. The same on all ranks."""
     for fusible, run in groupby(agreed, key=_fusion_key):
         entries = list(run)
         if fusible is None:
@@ -119,10 +119,10 @@ def run_batch(
     arrays: Sequence[Sequence[Array] | None],
     targets: Sequence[Array | None],
 ) -> list[Result]:
-    """Return the results of each entry of a batch.
+    """Run a batch on arrays in host memory, and return the results of each entry.
 
-    `arrays`: this rank's tensors, None if it has joined. `targets`: for each bucket, the array that receives the
-    results, or None.
+    `arrays`: this rank's tensors for each entry; None for an entry that this rank has not submitted because it has
+    called `join`. `targets`: for each bucket, the array that receives the results, or None.
     """
     request = batch.request
     if request.members:
@@ -143,7 +143,7 @@ def run_batch(
 
 
 def reduce_packed_entries(communicator: Communicator, request: NamedRequest, packed: Array) -> Array:
-    """Return the reduction of a batch's tensors, which are concatenated in `packed`.
+    """Return the reduction over all ranks of `packed`, the concatenation of a batch's tensors.
 
     May change `packed`, and may return it.
     """
@@ -158,7 +158,7 @@ def reduce_packed_entries(communicator: Communicator, request: NamedRequest, pac
 
 @functools.lru_cache(maxsize=KNOWN_MAX)
 def request_tensors_error(request: NamedRequest) -> str:
-    """Return why a collective cannot accept tensors of these dtypes and shapes; empty if it can."""
+    """Return why the collective does not support the dtypes or shapes in `request`; empty if it does."""
     kind, dtypes, op = request.kind, request.dtypes, request.op
     if kind in (CollectiveKind.ALLGATHER, CollectiveKind.REDUCESCATTER) and (error := scalar_error(request.shapes)):
         return error
@@ -174,7 +174,7 @@ def request_tensors_error(request: NamedRequest) -> str:
 
 
 def _entries_packing(entries: Sequence[NegotiatedRequests]) -> Bounds:
-    """Return the `FusedRequestBatch.bounds` of these entries."""
+    """Return the offsets of the entries' tensors in one packed buffer; empty if packing is slower or not possible."""
     request = entries[0].any_request
     fits = sum(_request_bytes(entry.any_request) for entry in entries) <= _PACKED_BYTES * len(entries)
     if len(entries) == 1 or not fits or request.op == "Adasum":  # Adasum scales each tensor by its own norm
@@ -187,7 +187,8 @@ def _all_entries_scaled(arrays: list[Array], factor: float) -> list[Array]:
 
 
 def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: ReduceOp) -> list[Array]:
-    """Names, dtypes and shapes were agreed on before, so the signature omits them."""
+    """Return each of `arrays` reduced over all ranks. The signature has no names, dtypes and shapes, because ranks have
+    compared them before."""
     dtype, size = arrays[0].dtype, len(communicator.ranks)
     as_it_is = is_sent_unconverted(dtype, op)
     # Names, dtypes and shapes were agreed on already: the signature need not say them again.
@@ -200,7 +201,7 @@ def _allreduce_request(communicator: Communicator, arrays: Sequence[Array], op: 
 def _reduce_bucket_request(
     communicator: Communicator, request: NamedRequest, arrays: Sequence[Array], target: Array | None
 ) -> Array:
-    """Return the reduction of the concatenation of `arrays`, in `target` if it is not None."""
+    """Return the reduction of the concatenation of `arrays`, stored in `target` if that is not None."""
     op = ReduceOp(request.op)
     pieces = [flat_collective_array(scaled(np.ascontiguousarray(array), request.prescale)) for array in arrays]
     buffer = np.empty(sum(len(piece) for piece in pieces), pieces[0].dtype) if target is None else target
@@ -243,9 +244,7 @@ def _allgather_request(communicator: Communicator, array: Array, rows: int) -> A
 
 
 def _alltoall_request(communicator: Communicator, array: Array, splits: Sequence[Sequence[int]]) -> Result:
-    """Return the received rows, and their number per rank as int32. `splits`: for each sending rank, the rows for each
-    receiving rank.
-    """
+    """Return the received rows and, as int32, their number per rank. `splits[s][r]`: rows that s sends to r."""
     cuts = np.cumsum([0, *splits[communicator.position]])
     parts = [_entry_bytes(array[start:stop]) for start, stop in itertools.pairwise(cuts)]
     received = communicator.all_to_all(WireSignature("alltoall"), parts)
@@ -300,17 +299,20 @@ COMPLEX: Final = {"complex64": "float32", "complex128": "float64"}
 
 
 def sendable_op(dtype: np.dtype[Any], op: ReduceOp) -> ReduceOp:
-    """Return the communicator's operation: averages of integers are sums, divided afterwards."""
+    """Return the operation that the communicator runs for `op`: for averages of integers a sum, divided afterwards."""
     return Sum if op is Average and dtype.kind in "iub" else op
 
 
 def is_sent_unconverted(dtype: np.dtype[Any], op: ReduceOp) -> bool:
-    """Return whether `sendable_array` and `restore_dtype` change nothing."""
+    """Return whether arrays of `dtype` are reduced with `op` without a conversion by `sendable_array`."""
     return name_of(dtype) in CODES and not (op is Average and dtype.kind in "iub")
 
 
 def sendable_array(array: Array, op: ReduceOp, size: int) -> Array:
-    """Return the array that `size` ranks reduce instead of `array`; it may have one more dimension, the last."""
+    """Return `array` converted to a dtype that ranks can reduce with `op`; may have an additional last dimension.
+
+    `size`: number of ranks.
+    """
     name = name_of(array.dtype)
     if name in COMPLEX:
         return np.asarray(array, order="C")[..., None].view(COMPLEX[name])
@@ -321,7 +323,10 @@ def sendable_array(array: Array, op: ReduceOp, size: int) -> Array:
 
 
 def restore_dtype(reduced: Array, op: ReduceOp, dtype: np.dtype[Any], size: int) -> Array:
-    """Convert the reduced array back to `dtype`."""
+    """Convert the reduction of `sendable_array` results back to `dtype`, and divide averages of integers.
+
+    `size`: number of ranks.
+    """
     if dtype.kind == "c":
         return np.asarray(np.asarray(reduced, order="C").view(dtype)[..., 0])
     if op is not Average or dtype.kind not in "iub":

@@ -1,4 +1,4 @@
-"""Gradients of named collectives, on numpy arrays, computed by collectives."""
+"""Backward passes of collectives, on numpy arrays: each is computed by another collective."""
 
 from __future__ import annotations
 
@@ -20,10 +20,11 @@ def allreduce_gradient(
     how: NamedReduction,
     name: str | None = None,
 ) -> list[Array]:
-    """Return the gradients of the inputs of an allreduce from those of its outputs, which every rank has.
+    """Return the gradients of an allreduce's inputs, given the gradients of its outputs.
 
-    Sums, averages and Adasum: the same reduction of the gradients. Min and Max: the sum, in equal parts to the ranks
-    that had the value. Product: the sum times the product of the other ranks' inputs.
+    For Sum, Average and Adasum these are the same reduction of the outputs' gradients. For Min and Max the sum of the
+    outputs' gradients is divided equally among the ranks that had the value. For Product that sum is multiplied by the
+    product of the other ranks' inputs.
     """
     if how.op in ("Sum", "Average", "Adasum"):
         return NamedCollective.allreduce(how, name, "allreduce_gradient").run(grads)
@@ -49,9 +50,7 @@ def allgather_gradient(
     name: str | None = None,
     op: str = "Average",
 ) -> list[Array]:
-    """Return the gradients of this rank's rows (`rows` of each array): the mean over ranks, as in Horovod, or the
-    sum.
-    """
+    """Return the gradients of this rank's input rows: the mean over ranks, as in Horovod, or the sum."""
     reduced = NamedCollective.allreduce(NamedReduction(op, process_set), name, "allgather_gradient").run(grads)
     counted = NamedCollective.allgather(process_set, _request_name_of_part(name, "rows"))
     (everyone,) = counted.run([np.array([rows], np.int64)])
@@ -62,13 +61,13 @@ def allgather_gradient(
 def broadcast_gradient(
     grads: Sequence[Array], root: int, process_set: ProcessSet, name: str | None = None, op: str = "Average"
 ) -> list[Array]:
-    """Return at the root the mean of all ranks' gradients, as in Horovod, or their sum; zeros elsewhere."""
+    """Return the gradients of a broadcast's inputs: at the root the mean (as in Horovod) or sum, elsewhere zeros."""
     reduced = NamedCollective.allreduce(NamedReduction(op, process_set), name, "broadcast_gradient").run(grads)
     return reduced if queue_of(process_set).rank == root else [np.zeros_like(grad) for grad in reduced]
 
 
 def reducescatter_gradient(grads: Sequence[Array], how: NamedReduction, name: str | None = None) -> list[Array]:
-    """Return the gradients gathered from all ranks; for Sum, multiply them by the number of ranks, as Horovod does."""
+    """Return the gradients of a reduce-scatter's inputs: gathered and, for Sum, multiplied by the number of ranks."""
     factor = how.prescale * how.postscale * (members(how.process_set) if how.op == "Sum" else 1)
     gathered = NamedCollective.allgather(how.process_set, name).run(grads)
     return [np.asarray(grad * factor, grad.dtype) for grad in gathered]

@@ -1,4 +1,4 @@
-"""Broadcast and gather of Python objects by named collectives, for the adapters."""
+"""Broadcast and allgather of Python objects by named collectives, for the framework adapters."""
 
 from typing import Any
 
@@ -31,10 +31,10 @@ def broadcast_object(
     allow_pickle: bool = False,
     foreign: ForeignWireValues | None = None,
 ) -> Any:
-    """Return `value` of world rank `root` on every rank; the root gets its own object back.
+    """Return the `value` of world rank `root` on every rank of the process set.
 
-    Raises ConfigurationError with the reason, on every rank at once, if the root's object can't be sent. `foreign`: the
-    framework's additions to plain data.
+    `allow_pickle`: whether to pickle a value that is not plain data. `foreign`: functions that encode a framework's own
+    types. Raises ConfigurationError with the reason, on every rank at once, if the root's object can't be sent.
     """
     group = queue_of(process_set)
     if root not in group.ranks:
@@ -59,7 +59,10 @@ def allgather_object(
     allow_pickle: bool = False,
     foreign: ForeignWireValues | None = None,
 ) -> list[Any]:
-    """Return every rank's `value`, in rank order. Raises like `broadcast_object`, if any rank's can't be sent."""
+    """Return the `value` of every rank, in rank order. Raises ConfigurationError if a rank's object can't be sent.
+
+    `allow_pickle`, `foreign`: see `broadcast_object`.
+    """
     group = queue_of(process_set)
     name = name_for("allgather_object", name, process_set)
     message = pack_object(value, allow_pickle, foreign)

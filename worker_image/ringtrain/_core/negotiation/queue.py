@@ -1,4 +1,4 @@
-"""Named queue: collectives submitted by name, in any order and from any thread, run in one agreed order.
+"""Queue of named collectives, which ranks may submit in any order and from any thread; all run them in one order.
 
 In a *round* (one small exchange among the ranks of the set) each rank sends the requests submitted since the last one.
 Requests that every rank has submitted are agreed and run, fused if possible, before the next round. During a round or a
@@ -49,7 +49,7 @@ log = logging.getLogger("ringtrain")
 
 
 class NamedQueue:
-    """Collectives of one process set. `timeout_s`: how long a submission waits for ranks that do not submit it."""
+    """Queue of one process set's named collectives."""
 
     def __init__(
         self,
@@ -62,8 +62,9 @@ class NamedQueue:
     ) -> None:
         """Start the queue's thread.
 
-        `open_communicator` is called on that thread, so ranks need not create their queues together. `give_up`: makes
-        all ranks fail because this one can't continue. `warning_s`: time after which late ranks are logged.
+        `open_communicator` is called on that thread, so ranks need not create their queues together. `give_up`
+        makes all ranks fail because this one can't continue. After `warning_s` of waiting, late ranks are logged; after
+        `timeout_s`, the collective fails.
         """
         self.rank = rank
         self.ranks = ranks
@@ -89,16 +90,16 @@ class NamedQueue:
         self._thread.start()
 
     def submit(self, request: NamedRequest, arrays: Arrays = tuple, finish: Finish = list) -> NamedSubmission:
-        """Submit a request. Return the promise of `finish(result)`, which the queue's own thread calls.
+        """Submit a request. Return the promise of `finish(result)`, where `finish` runs on the queue's thread.
 
         `arrays` is called by that thread too; its result must not change before the promise is done. The promise raises
-        MismatchError if ranks disagree and PeerLost if one is lost. Raises ConfigurationError for a name that is still
-        in flight on this rank.
+        MismatchError if ranks disagree and PeerLost if a rank is lost. Raises ConfigurationError for a name that is
+        still in flight on this rank.
         """
         return self.submit_prepared(NamedSubmission(request, arrays, finish))
 
     def submit_prepared(self, submission: NamedSubmission) -> NamedSubmission:
-        """Submit a submission that was constructed by the caller. Otherwise as `submit`."""
+        """Submit `submission`, which the caller has constructed, and return it. Raises the same errors as `submit`."""
         request = submission.request
         submission.completed = self._completed
         submission.since_ns = time.perf_counter_ns()
@@ -107,8 +108,8 @@ class NamedQueue:
                 raise NotInitializedError(f"{request.kind} {request.name!r}: ringtrain is shut down; call init() first")
             if request.name in self._in_flight:
                 raise ConfigurationError(
-                    f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name "
-                    "is still in flight; give each its own name, or synchronize() the first"
+                    f"rank {self.rank}: {request.kind} {request.name!r}: a collective of the same name is still in "
+                    "flight; give each collective a different name, or call synchronize() for the earlier one first"
                 )
             self._in_flight[request.name] = submission
             self._new.append(request)
@@ -119,13 +120,14 @@ class NamedQueue:
         return submission
 
     def remember(self, key: Hashable, request: NamedRequest) -> None:
-        """Store in `remembered` the request for the arguments `key`, so that an adapter need not build it again."""
+        """Store `request` in `remembered` under `key`, so that an adapter can reuse it in a later call with the same
+        arguments."""
         if len(self.remembered) >= KNOWN_MAX:
             self.remembered.clear()
         self.remembered[key] = request
 
     def join(self) -> int:
-        """Contribute zeros from now on, because this rank has no more data, until every rank has joined.
+        """Contribute zeros to the other ranks' collectives from now on, and wait until every rank has called `join`.
 
         Returns the world rank of the last rank to join, the same on all ranks.
         """
@@ -137,14 +139,14 @@ class NamedQueue:
         return joining.result()
 
     def stop(self) -> None:
-        """Fail the collectives in flight, and end the thread after the communicator returns."""
+        """Fail the collectives in flight, and end the thread once the communicator returns."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
         self._fail_all(NotInitializedError("ringtrain was shut down while this collective was in flight"))
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait until the thread has ended, which happens when its world ends."""
+        """Wait until the queue's thread has ended; it ends when its world does."""
         if threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
 
@@ -173,7 +175,7 @@ class NamedQueue:
             pause_s = 0.0 if moved else min(max(2 * pause_s, PAUSE_FIRST_S), PAUSE_MAX_S)
 
     def in_flight(self) -> str:
-        """Return the names of the collectives that this rank waits for, for messages; may be empty."""
+        """Return the name of a collective for which this rank waits, and the number of others; empty if none."""
         with self._changed:
             waited_for = [repr(name[:_NAME_CHARACTERS]) for name in self._in_flight]
             if self._joining is not None:
@@ -182,9 +184,7 @@ class NamedQueue:
         return f"{waited_for[0]}{more}" if waited_for else ""
 
     def _warn_of_late(self) -> None:
-        """Log the ranks that have not submitted a collective that this one waits for; only the first waiting rank
-        logs.
-        """
+        """Log the ranks that have not submitted a collective in time. Only the lowest waiting rank logs them."""
         now_ns = time.perf_counter_ns()
         with self._changed:
             if not self._due and self._oldest_ns(now_ns) > now_ns - self._warning_s * 1e9:
@@ -198,8 +198,8 @@ class NamedQueue:
             submitters, late = self._agreement.submitters_of(name)
             if late and submitters and submitters[0] == self.rank:
                 log.warning(
-                    "%r was submitted %.0f s ago by rank(s) %s, and not yet by rank(s) %s, which continue with other "
-                    "collectives; after %g s (RINGTRAIN_STALL_TIMEOUT) it fails",
+                    "collective %r was submitted %.0f s ago by rank(s) %s, but not yet by rank(s) %s, "
+            "which continue with other collectives; the collective fails after %g s (RINGTRAIN_STALL_TIMEOUT)",
                     name[:_NAME_CHARACTERS], waited_s, submitters, late, self._timeout_s,
                 )  # fmt: skip
 
@@ -212,11 +212,11 @@ class NamedQueue:
         return self._agreement.next_round(requests, self._joining is not None, expired)
 
     def _oldest_ns(self, otherwise_ns: int) -> int:
-        """Return the submission time of the first collective in flight, which are in order of submission."""
+        """Return the submission time of the oldest collective in flight; `otherwise_ns` if there is none."""
         return next(iter(self._in_flight.values())).since_ns if self._in_flight else otherwise_ns
 
     def _run_round(self, own_round: NegotiationRound) -> bool:
-        """Run one round and the collectives that it agreed on. Return whether any was agreed."""
+        """Negotiate with all ranks, and run the collectives that are ready. Return whether there were any."""
         if self._communicator is None:
             self._communicator = self._open_communicator()
         own = own_round.encode()
@@ -269,7 +269,7 @@ class NamedQueue:
     def _carry_out_in_place(
         self, communicator: Communicator, batch: FusedRequestBatch, own: Sequence[NamedSubmission | None]
     ) -> list[Result] | None:
-        """Return the results if the tensors' own carrier has exchanged them, else None.
+        """Return the results if the framework has exchanged the tensors on their device; None if arrays must be used.
 
         A rank that has joined has neither tensors nor a device, so all ranks then use arrays.
         """
@@ -301,14 +301,14 @@ class NamedQueue:
             joining.set_exception(error)
 
     def _end_joining(self) -> "Future[int] | None":
-        """Return the future of `join`, which the caller must complete, or None."""
+        """Return the future of a waiting `join`, for the caller to complete; None if no thread waits in `join`."""
         with self._lock:
             joining, self._joining = self._joining, None
         return joining
 
 
 def _exchange_round(communicator: Communicator, message: bytes) -> list[bytes]:
-    """Return every rank's `message`, by position."""
+    """Return the `message` of every rank, in the order of the communicator's ranks."""
     size, position = len(communicator.ranks), communicator.position
     slots = np.zeros((size, _SLOT_BYTES), np.uint8)
     head = _LENGTH.pack(len(message)) + message[: _SLOT_BYTES - _LENGTH.size]
@@ -323,6 +323,6 @@ def _exchange_round(communicator: Communicator, message: bytes) -> list[bytes]:
 
 
 def _named_queue_error(error: Exception) -> RingtrainError:
-    wrapped = RingtrainError(f"the named queue failed: {type(error).__name__}: {error}")
+    wrapped = RingtrainError(f"a named collective failed on this rank: {type(error).__name__}: {error}")
     wrapped.__cause__ = error
     return wrapped

@@ -1,4 +1,4 @@
-"""Named queue of each process set, and other functions of the world for frameworks."""
+"""Functions on the named queues of this world: barrier, join, process sets and names, for the framework adapters."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ JOIN: Final = "join()"
 
 @dataclass
 class _NamedQueues:
-    """Named collectives of a world: queues, and counters of unnamed calls, by set."""
+    """A world's named queues by process set, and counters that give names to unnamed calls."""
 
     queues: dict[int, NamedQueue] = field(default_factory=dict)
     counters: dict[tuple[int, str], Iterator[int]] = field(default_factory=lambda: defaultdict(itertools.count))
@@ -34,7 +34,7 @@ class _NamedQueues:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set and return True; False if it is the global one or not in use. Every rank calls this."""
+    """Remove a process set; every rank must call this. Return False if it is the set of all ranks or not in use."""
     number = process_set.process_set_id
     removed = process_sets.remove_process_set(process_set)
     if removed and number is not None:
@@ -69,14 +69,14 @@ def _open_queue(world: ProcessGroupContext, number: int) -> NamedQueue:
 
 
 def name_for(kind: str, name: str | None, process_set: ProcessSet) -> str:
-    """Return `name` prefixed by its kind, or the next one of a series that is numbered equally on every rank."""
+    """Return the name by which ranks match a call: from `name`, or the next number of unnamed calls of this kind."""
     if name is not None:
         return f"{kind}.{name}"
     return f"{kind}.noname.{next(_queues().counters[process_set.process_set_id or 0, kind])}"
 
 
 def barrier(process_set: ProcessSet = global_process_set, name: str | None = None) -> None:
-    """Wait until every rank of `process_set` has called it."""
+    """Wait until every rank of `process_set` has called `barrier`."""
     request = NamedRequest(CollectiveKind.BARRIER, name_for("barrier", name, process_set))
     queue_of(process_set).submit(request).result()
 
@@ -96,7 +96,7 @@ def join() -> int:
 
 
 class LastUpdate:
-    """Group in which a host optimizer of this world made its last update."""
+    """Record of the group in which a host optimizer of this world made its last update."""
 
     def __init__(self) -> None:
         self._group: CollectiveGroup | None = None
@@ -106,7 +106,7 @@ class LastUpdate:
     def note(
         self, group: CollectiveGroup, settle: Callable[[], None], words: Callable[[MismatchError], MismatchError]
     ) -> None:
-        """Record an update in `group`.
+        """Record that an optimizer has made an update in `group`.
 
         `settle`: a method, stored weakly, that waits until `group` is idle. `words`: rewrites a MismatchError in terms
         of the training script.
@@ -114,17 +114,17 @@ class LastUpdate:
         self._group, self._settle, self._words = group, weakref.WeakMethod(settle), words
 
     def forget(self, group: CollectiveGroup) -> None:
-        """Forget `group`, because its optimizer was closed."""
+        """Remove the record of `group`, because its optimizer was closed."""
         if group is self._group:
             self._group = None
 
     @property
     def is_open(self) -> bool:
-        """Return whether an optimizer that has made an update is still open."""
+        """Return whether an optimizer that has made an update is still in use."""
         return self._group is not None
 
     def compare(self) -> None:
-        """Wait until all ranks have called this. Raises MismatchError if one makes another update instead."""
+        """Wait until all ranks have called `compare`. Raises MismatchError if a rank makes another update instead."""
         if self._group is not None:
             if (settle := self._settle()) is not None:
                 settle()
@@ -135,9 +135,9 @@ class LastUpdate:
 
 
 def join_after_updates() -> int:
-    """Run `join` for a program. Raises MismatchError at once if other ranks continue with a host optimizer.
+    """Run `join`, but raise MismatchError at once if other ranks still make updates with a host optimizer.
 
-    Its updates need every rank, so joining is not supported there.
+    An update of a host optimizer needs every rank, so no rank may join while others make updates.
     """
     updates = context.current().attached(LastUpdate, LastUpdate)
     if not updates.is_open:
@@ -161,7 +161,7 @@ def join_after_updates() -> int:
 
 
 def joins() -> int:
-    """Return the number of completed joins of this world, equal on all ranks at the same point of the program."""
+    """Return the number of completed `join` calls in this world, the same on all ranks."""
     return _queues().joins
 
 

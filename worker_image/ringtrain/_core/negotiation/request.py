@@ -1,4 +1,4 @@
-"""Request of a rank for a named collective, and its format on the wire (JSON)."""
+"""Request of a rank for a named collective, and its JSON format between ranks."""
 
 import functools
 import json
@@ -24,7 +24,7 @@ class CollectiveKind(StrEnum):
 
 @dataclass(frozen=True)
 class NamedRequest:
-    """One rank's part in a collective; a grouped collective has several tensors, all others one (a barrier none).
+    """One rank's part in a named collective. Only grouped collectives have several tensors; a barrier has none.
 
     `dtypes`, `shapes`: one for each tensor. `op`: name of the reduction, empty for other collectives. `root`: rank
     within the world. `splits`: rows for each rank of the set, for alltoall. `device`: kind of the tensors' device.
@@ -54,13 +54,13 @@ class NamedRequest:
 
     @property
     def same_everywhere(self) -> bool:
-        """Return whether every rank's request of this kind must be equal, so that a number can stand for it later."""
+        """Return whether all ranks' requests of this kind must be equal; later rounds then send only a number."""
         return self.kind not in (CollectiveKind.ALLGATHER, CollectiveKind.ALLTOALL) and not self.error
 
 
 @dataclass(frozen=True)
 class NegotiationRound:
-    """Message of one rank in one round.
+    """Message of one rank to all others in a negotiation round.
 
     `known`: numbers of requests that were agreed on before. `expired`: names for whose missing ranks this one no longer
     waits.
@@ -86,7 +86,7 @@ class NegotiationRound:
 def described(
     request: NamedRequest, dtypes: tuple[str, ...], shapes: tuple[tuple[int, ...], ...], device: str
 ) -> NamedRequest:
-    """Return `request` for tensors of these dtypes and shapes: the same object for the same arguments."""
+    """Return `request` with dtypes, shapes and device of its tensors. Cached: equal arguments give the same object."""
     return replace(request, dtypes=dtypes, shapes=tuple(map(tuple, shapes)), device=device)
 
 
@@ -100,13 +100,13 @@ def _request_from(fields: dict[str, Any]) -> NamedRequest:
 
 
 def splits_of(requests: Sequence[NamedRequest]) -> list[tuple[int, ...]]:
-    """Return the rows that each rank sends to each, from the alltoall `requests` of all ranks."""
+    """Return the numbers of rows that each rank sends to each rank, from the alltoall `requests` of all ranks."""
     size = len(requests)
     return [one.splits or (one.shapes[0][0] // size,) * size for one in requests]
 
 
 def request_splits_error(shape: Sequence[int], splits: Sequence[float] | None, size: int) -> str:
-    """Return why `splits` cannot cut a tensor of `shape` for `size` ranks; empty if it can."""
+    """Return why `splits` do not divide the rows of a tensor of `shape` among `size` ranks; empty if they do."""
     if not shape:
         return "the tensor is a scalar; expected at least one dimension to cut along"
     if splits is None:
@@ -125,7 +125,7 @@ def request_splits_error(shape: Sequence[int], splits: Sequence[float] | None, s
 
 
 def scalar_error(shapes: Sequence[Sequence[int]]) -> str:
-    """Return the error for the first scalar in `shapes`; empty if there is none."""
+    """Return an error for the first scalar among tensors of these `shapes`; empty if none is a scalar."""
     for index, shape in enumerate(shapes):
         if not shape:
             return f"tensor {index} is a scalar; expected at least one dimension"

@@ -1,4 +1,4 @@
-"""One rank's part in a named collective, and the promise of its result."""
+"""A submitted named collective, and the promise of its result."""
 
 import threading
 import time
@@ -15,12 +15,12 @@ Arrays = Callable[[], Sequence[Array]]
 
 
 class NamedSubmission:
-    """One rank's part in a named collective, and the promise of `finish(result)`.
+    """A named collective that this rank has submitted, and the promise of `finish(result)`.
 
     `arrays`: function that returns this rank's tensors. `target`: array that receives the concatenated results of a
-    bucket; the tensors may be views of it. `completed`: a condition shared by all promises of a queue, which notifies
-    it once per batch: a lock and a condition for each tensor, as in `concurrent.futures`, cost more than the sum
-    itself.
+    bucket; the tensors may be views of it. `completed`: condition that all promises of a queue share. The queue
+    notifies it once per batch, because a lock and a condition for each tensor, as in `concurrent.futures`, take longer
+    than the sum itself.
     """
 
     __slots__ = ("_done", "_error", "_result", "arrays", "completed", "finish", "request", "since_ns", "target")
@@ -39,11 +39,11 @@ class NamedSubmission:
         self._error: BaseException | None = None
 
     def done(self) -> bool:
-        """Return whether `result` would return or raise at once."""
+        """Return whether `result` would return or raise without waiting."""
         return self._done
 
     def result(self, timeout: float | None = None) -> Any:
-        """Wait and return the result, or raise the error. Raises TimeoutError after `timeout` seconds."""
+        """Wait, and return the result or raise the collective's error. Raises TimeoutError after `timeout`."""
         if not self._done:
             with REDUCTION:
                 self._wait(timeout)
@@ -52,7 +52,8 @@ class NamedSubmission:
         return self._result
 
     def keep(self, result: Result) -> None:
-        """Complete the promise with `finish(result)`, or with the error of `finish`; then notify `completed`."""
+        """Complete the promise with `finish(result)`. If `finish` raises an error, complete the promise with that
+        error."""
         try:
             self._result = self.finish(result)
         except Exception as error:
@@ -60,12 +61,12 @@ class NamedSubmission:
         self._end()
 
     def fail_with(self, error: BaseException) -> None:
-        """Complete the promise with an error; then notify `completed`."""
+        """Complete the promise with `error`, which `result` then raises."""
         self._error = error
         self._end()
 
     def _end(self) -> None:
-        """Release the tensors, so that a gradient without other references becomes a view of its bucket."""
+        """Release the references to the tensors, and mark the promise as done."""
         self.arrays, self.finish, self.target = tuple, list, None
         self._done = True
 
@@ -76,5 +77,5 @@ class NamedSubmission:
             while not self._done:
                 left_s = None if end is None else end - time.monotonic()
                 if left_s is not None and left_s <= 0:
-                    raise TimeoutError(f"no result within {timeout} s")
+                    raise TimeoutError(f"{self.request.kind} {self.request.name!r}: no result within {timeout} s")
                 self.completed.wait(left_s)

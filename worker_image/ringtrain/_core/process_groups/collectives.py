@@ -1,4 +1,4 @@
-"""Public collectives, on arrays of any shape and memory layout.
+"""Public collective functions, such as `allreduce`, on arrays of any shape and memory layout.
 
 Every rank of `process_set`, by default of the world, makes the same calls in the same order, with the same `name`,
 dtype, `op` and `root_rank`, and with the same shape unless the function allows different rows. `name` appears in
@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ringtrain._core.process_groups import work
-from ringtrain._core.process_groups.group import Handle
+from ringtrain._core.process_groups.executor import Handle
 from ringtrain._core.process_groups.process_sets import ProcessSet, group_of
 from ringtrain._core.reduction.ops import Average, ReduceOp
 
@@ -56,7 +56,7 @@ def allreduce_(
 ) -> Array:
     """Overwrite `x` with the reduction of `x` over all ranks, and return `x`.
 
-    As `allreduce`, without a new array. `x`: a writable numpy array. Views with strides are allowed.
+    Does the same as `allreduce`, without a new array. `x`: a writable numpy array. Views with strides are allowed.
     """
     group = group_of(process_set)
     reduced = group.short_allreduce(x, op, name, True)
@@ -66,7 +66,7 @@ def allreduce_(
 def allreduce_async(
     x: ArrayLike, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce`; the handle returns the result of `allreduce`.
+    """Begin `allreduce`; `synchronize` on the returned handle returns the new array.
 
     Do not write to `x` before `synchronize`: the values may be part of the sum, or not.
     """
@@ -76,7 +76,7 @@ def allreduce_async(
 def allreduce_async_(
     x: Array, op: ReduceOp = Average, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `allreduce_`; the handle's result is `x`, whose content is undefined until `synchronize`."""
+    """Begin `allreduce_`; the handle's result is `x`. Do not read `x` before `synchronize` returns."""
     return group_of(process_set).begin(work.allreduce_in_place(x, op, name))
 
 
@@ -174,7 +174,7 @@ def broadcast(x: ArrayLike, root_rank: int, name: str | None = None, process_set
 
 
 def broadcast_(x: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None) -> Array:
-    """Overwrite `x` with `x` of rank `root_rank`, and return `x`. As `broadcast`, without a new array."""
+    """Overwrite `x` with `x` of rank `root_rank`, and return `x`."""
     return group_of(process_set).call(work.broadcast_in_place(x, root_rank, name))
 
 
@@ -188,14 +188,14 @@ def broadcast_async(
 def broadcast_async_(
     x: Array, root_rank: int, name: str | None = None, process_set: ProcessSet | None = None
 ) -> Handle[Array]:
-    """Begin `broadcast_`; the handle's result is `x`, whose content is undefined until `synchronize`."""
+    """Begin `broadcast_`; the handle's result is `x`. Do not read `x` before `synchronize` returns."""
     return group_of(process_set).begin(work.broadcast_in_place(x, root_rank, name))
 
 
 def alltoall(
     x: ArrayLike, splits: ArrayLike | None = None, name: str | None = None, process_set: ProcessSet | None = None
 ) -> tuple[Array, NDArray[np.int64]]:
-    """Send each rank its rows of `x`. Return the received rows, and the number received from each rank.
+    """Send each rank its rows of `x`. Return the received rows, and the number of rows received from each rank.
 
     `x`: shape `(rows, ...)`; the number of rows may differ between ranks. `splits`: the number of rows for each rank of
     the set, in rank order, with the sum `rows`; the default is equal numbers, which requires that the number of ranks
@@ -213,5 +213,5 @@ def alltoall_async(
 
 
 def barrier(process_set: ProcessSet | None = None) -> None:
-    """Wait until every rank of the set has called `barrier`."""
+    """Wait until every rank of `process_set` (default: all ranks) has called `barrier`."""
     group_of(process_set).barrier()

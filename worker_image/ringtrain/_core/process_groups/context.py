@@ -1,4 +1,4 @@
-"""World of this process: created by `init`, ended by `shutdown`."""
+"""Functions on this process's world: `init`, `shutdown`, `rank`, `size` and similar ones."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -26,8 +25,8 @@ from ringtrain.report import report_joined
 from ringtrain.run_config import report_versions
 from ringtrain.shared import contract
 from ringtrain.shared.environment import LONGEST_TIMEOUT_S
-from ringtrain.shared.horovod_variables import log_level, with_counterparts
-from ringtrain.shared.settings import Settings, flag, path, text
+from ringtrain.shared.horovod_variables import with_counterparts
+from ringtrain.shared.rank_settings import RankProcessSettings
 
 if TYPE_CHECKING:
     pass
@@ -44,14 +43,14 @@ _unfinished: weakref.WeakSet[Drained] = weakref.WeakSet()
 
 
 class Drained(Protocol):
-    """Operation that continues after the call that began it has returned."""
+    """Interface of an operation that goes on in the background, and must end before this rank leaves the world."""
 
     def drain(self) -> None:
         """Wait for the operation to end, successfully or not."""
 
 
 def drain_before_leaving(what: Drained) -> None:
-    """Make `shutdown` wait for `what` before this rank leaves, because other ranks need its part."""
+    """Make `shutdown` wait for `what` to end, because other ranks depend on this rank's part in it."""
     _unfinished.add(what)
 
 
@@ -107,7 +106,7 @@ def _timed_config(config: WorkerConfig, timeout: float | None) -> WorkerConfig:
 def _join_agents_world(
     agent: RankAgentSocket | None, find: Callable[[], WorkerConfig], segment_bytes: int, env: Mapping[str, str]
 ) -> ProcessGroupContext:
-    """Join the world from `find`; in an elastic job try the next one if a member is lost before all have joined."""
+    """Join the world of the configuration from `find`. In an elastic job, try the next world if a member is lost."""
     while True:
         found, process = find(), RankProcessSettings.from_env(with_counterparts(env))
         _enable_log(process.log_level)
@@ -118,28 +117,14 @@ def _join_agents_world(
             timeline.stop()
             if agent is None:
                 raise
-            log.warning("formation %d did not assemble: %s", found.numbers.formation, error)
+            log.warning("generation %d was lost before all ranks had joined: %s", found.numbers.formation, error)
         except BaseException:
             timeline.stop()
             raise
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankProcessSettings(Settings):
-    """Settings of this process that do not belong to its world, read if `init` uses the environment.
-
-    `log_level`: level of ringtrain's own messages, empty if unset. `mpi_check_in`: file that reports to the agent that
-    a rank of mpirun has a world.
-    """
-
-    timeline: Path | None = path(contract.ENV_TIMELINE)
-    tracebacks: bool = flag(contract.ENV_TRACEBACKS)
-    log_level: str = text(contract.ENV_LOG_LEVEL, "", made=partial(log_level, contract.ENV_LOG_LEVEL))
-    mpi_check_in: Path | None = path(contract.ENV_MPI_CHECK_IN)
-
-
 def _enable_log(level: str) -> None:
-    """Enable ringtrain's own messages from `level` on, to stderr unless the script has set up logging."""
+    """Enable ringtrain's log messages from `level` on; they go to stderr unless the script has set up logging."""
     if not level:
         return
     log.setLevel(level.upper())
@@ -168,7 +153,7 @@ def _join_process_groups(
 
 
 def _group_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -> WorkerConfig:
-    """Return the configuration from the environment; in an elastic job wait for the agent's next world first.
+    """Return this rank's configuration from the environment; an elastic rank first waits for the agent's next world.
 
     Raises ConfigurationError if the environment belongs to another process, whose world is still active.
     """
@@ -177,9 +162,9 @@ def _group_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -
     # Under mpirun alone no variable distinguishes two worlds.
     if process and process != str(os.getpid()) and place and place == _rank_place(os.environ):
         raise ConfigurationError(
-            f"this process has rank {number}'s environment and is a child of it (process {process}); a rank is "
-            "one process: call init() only there, under if __name__ == '__main__' if a script starts "
-            "processes, or pass the child another environment"
+            f"this process has the environment of rank {number} (process {process}) and is its child, but not a rank; "
+            "call init() only in the rank, under if __name__ == '__main__' if the script starts processes, or pass "
+            "the child another environment"
         )
     if agent is not None:
         os.environ.update(agent.next_world(CARRIED.readiness()))
@@ -188,9 +173,9 @@ def _group_worker_config(agent: RankAgentSocket | None, tf_config: str | None) -
 
 
 def _rank_place(env: Mapping[str, str]) -> str:
-    """Return a digest of the variables that define a process's place in a world; empty without any of them.
+    """Return a digest of the variables that define this process's rank; empty if none of them is set.
 
-    A digest, because the variables are long and the kernel limits the environment of a child.
+    The result is a digest, because the variables are long and the kernel limits the environment of a child.
     """
     names = (
         contract.ENV_RANK, contract.ENV_RING_ADDRESSES, contract.ENV_WORLD_FILE, "TF_CONFIG", "RANK", "MASTER_PORT"
@@ -200,7 +185,7 @@ def _rank_place(env: Mapping[str, str]) -> str:
 
 
 def shutdown() -> None:
-    """Leave the world. Peers that wait for this rank raise PeerLost. Does nothing without a world.
+    """Leave the world. Ranks that wait for this one raise PeerLost. Without a world this does nothing.
 
     Called automatically when the interpreter exits.
     """
@@ -220,7 +205,7 @@ def shutdown() -> None:
 
 
 def _forget_in_child() -> None:
-    """Forget the world in a forked child, which is not a rank: its exit must not end the parent's world."""
+    """Drop the world in a forked child, which is not a rank, so that its exit does not end the parent's world."""
     global _lock, _context
     if _context is not None:
         _context.disown()
@@ -249,12 +234,12 @@ def _start_timeline(config: WorkerConfig, file: Path | None) -> None:
 
 
 def _job_name(config: WorkerConfig) -> str:
-    """Return a text that is equal for all ranks of a job and differs between jobs; does not reveal the token."""
+    """Return an identifier of the job: equal on all its ranks, different for other jobs, and without the token."""
     return hashlib.sha256(b"timeline" + (config.trust.token() or config.trust.job_uid.encode())).hexdigest()[:16]
 
 
 def joins_survivors() -> bool:
-    """Return whether this world continues state of an earlier one that has not reached this rank yet.
+    """Return whether members of this world have state from an earlier one that was not synced here yet.
 
     Objects are then constructed on this rank only, and receive their state from `elastic.State.sync`.
     """
@@ -263,12 +248,12 @@ def joins_survivors() -> bool:
 
 
 def is_initialized() -> bool:
-    """Return whether this process is in a world."""
+    """Return whether this process has joined a world and not left it."""
     return current_or_none() is not None
 
 
 def current() -> ProcessGroupContext:
-    """Return this process's context. Raises NotInitializedError."""
+    """Return the calling thread's world. Raises NotInitializedError if there is none."""
     context = ENTERED.get() or _context  # inlined: calling `current_or_none` costs 5 % of a short allreduce
     if context is None:
         raise NotInitializedError("ringtrain is not initialized; call ringtrain.init() first")
@@ -276,12 +261,12 @@ def current() -> ProcessGroupContext:
 
 
 def attached(kind: type[T]) -> T:
-    """Return this world's only object of type `kind`, created by the first call. Raises NotInitializedError."""
+    """Return this world's one object of type `kind`, which the first call creates. Raises NotInitializedError."""
     return current().attached(kind, kind)
 
 
 def current_or_none() -> ProcessGroupContext | None:
-    """Return this process's world, or None."""
+    """Return the calling thread's world, or None if this process is in no world."""
     return ENTERED.get() or _context
 
 
@@ -296,7 +281,8 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """Return this process's rank among the ranks of its host or pod, from 0. Raises NotInitializedError."""
+    """Return this rank's index among the ranks of its host or pod, from 0. Raises NotInitializedError before
+    `init()`."""
     return current().config.place.local_rank
 
 
@@ -306,7 +292,7 @@ def local_size() -> int:
 
 
 def site() -> str:
-    """Return the name of this rank's site; empty if the job has no sites.
+    """Return the name of this rank's site, such as a data centre; empty if the job has no sites.
 
     Raises NotInitializedError without a world.
     """
@@ -315,7 +301,7 @@ def site() -> str:
 
 
 def sites() -> dict[str, list[int]]:
-    """Return the ranks of each site by its name, in the order of their first ranks.
+    """Return the ranks of each site, by the site's name, in the order of their first ranks.
 
     A site is a group of ranks with a fast network between them (`ringtrain run -H a:4@x,b:4@y`, or a label of nodes).
     Without sites all ranks are in one, whose name is empty. Maturity: Experimental.
@@ -324,10 +310,10 @@ def sites() -> dict[str, list[int]]:
 
 
 def cross_rank() -> int:
-    """Return the index of this host or pod among those that have a rank with this local rank, from 0."""
+    """Return the index of this host or pod among those that have a rank with the same local rank, from 0."""
     return current().config.place.cross_rank
 
 
 def cross_size() -> int:
-    """Return the number of hosts or pods that have a rank with this local rank."""
+    """Return the number of hosts or pods that have a rank with the same local rank."""
     return current().config.place.cross_size

@@ -1,4 +1,4 @@
-"""Detection of ranks whose shards do not belong to one data set: some samples would be used twice, others never."""
+"""Check that all ranks shard the same data set; otherwise some samples would be used twice and others never."""
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,10 +15,10 @@ _MOST_KEPT: Final = 64
 
 
 class ProcessGroupEpoch(NamedTuple):
-    """Epoch that a rank began.
+    """One pass over this rank's shard of a data set, recorded when the rank began it.
 
     `number`: number of the epoch on this rank. `cut`: description of the data set's partition. `begin`: the epoch and
-    position. `compared`: number of comparisons in which not all ranks had it.
+    position. `compared`: number of comparisons in which not all ranks had begun this epoch.
     """
 
     number: int
@@ -31,11 +31,11 @@ class ProcessGroupEpoch(NamedTuple):
 
 
 class ProcessGroupEpochs:
-    """Epochs that one rank began in its world, and that not all ranks are known to have begun.
+    """Epochs that this rank has begun and that must still be compared with the epochs of other ranks.
 
-    Ranks need not be synchronous here: one may read ahead, and one may evaluate alone. So it is not an error if a rank
-    began an epoch that others did not. It is an error if two ranks began different epochs of one partition, or if each
-    of the two used a partition that the other never used.
+    Ranks need not be synchronous here: a rank may read ahead or evaluate alone. So it is not an error if a rank began
+    an epoch that others did not. It is an error if two ranks began different epochs of one partition, or if each of the
+    two used a partition that the other never used.
     """
 
     def __init__(self) -> None:
@@ -45,7 +45,7 @@ class ProcessGroupEpochs:
         self._count = 0
 
     def note(self, cut: str, begin: str) -> None:
-        """Record that this rank begins an epoch."""
+        """Record that this rank begins the epoch `begin` of the data set partition `cut`."""
         with self._lock:
             self._count += 1
             self._drawn = [*self._drawn, ProcessGroupEpoch(self._count, cut, begin, 0)][-_MOST_KEPT:]
@@ -53,12 +53,12 @@ class ProcessGroupEpochs:
             self._cuts = dict.fromkeys([*self._cuts, cut][-_MOST_KEPT:])
 
     def summary(self) -> dict[str, list[Any]]:
-        """Return this rank's epochs and partitions, to be sent to all ranks."""
+        """Return this rank's epochs and partitions, for the comparison with other ranks."""
         with self._lock:
             return {"drawn": list(self._drawn), "cuts": list(self._cuts)}
 
     def compare(self, rank: int, reported: Sequence[Mapping[str, Iterable[Any]]]) -> None:
-        """Compare the epochs of all ranks, and drop those that all ranks began.
+        """Compare the epochs of all ranks, and remove those that all ranks have begun.
 
         `reported`: result of `summary()` on each rank. `rank`: this rank. Raises MismatchError, on every rank, if two
         ranks report for the second time epochs that do not belong to one partition of a data set.
@@ -74,7 +74,7 @@ class ProcessGroupEpochs:
 
 
 def process_group_epochs_of(size: int) -> ProcessGroupEpochs:
-    """Return the epochs of this rank if its world has `size` ranks; else an empty object."""
+    """Return the epochs recorded on this rank; an empty object if its world does not have `size` ranks."""
     world = current_or_none()
     if world is None or world.config.place.size != size:
         return ProcessGroupEpochs()
@@ -82,7 +82,7 @@ def process_group_epochs_of(size: int) -> ProcessGroupEpochs:
 
 
 def note_process_group_epoch(rank: int, size: int, cut: str, begin: str) -> None:
-    """Record that shard `rank` of `size` begins an epoch. Ignored unless it is this rank's shard in its world."""
+    """Record that shard `rank` of `size` begins an epoch, if that is this rank's shard in its world."""
     world = current_or_none()
     if world is not None and size > 1 and (rank, size) == (world.config.place.rank, world.config.place.size):
         world.attached(ProcessGroupEpochs, ProcessGroupEpochs).note(cut, begin)
@@ -96,7 +96,7 @@ def _refuse_differing_epochs(left: Sequence[Sequence[ProcessGroupEpoch]], cuts: 
                 continue
             if here.cut == there.cut or (here.cut not in cuts[other] and there.cut not in cuts[one]):
                 raise MismatchError(
-                    f"rank {one} trains on {here}, and rank {other} on {there}; all ranks must shard one data set "
-                    "equally, else some samples are used twice and others never: pass the same data set and epoch "
-                    "everywhere"
+                    f"rank {one} trains on {here}, but rank {other} trains on {there}; all ranks must "
+                    "shard one data set equally, otherwise some samples are used twice and others never: "
+                    "pass the same data set and epoch everywhere"
                 )

@@ -1,4 +1,4 @@
-"""State that a process of an elastic job takes from one world into the next.
+"""State that a process of an elastic job carries from one generation of the world to the next.
 
 The members of a world exchange it before anything else, and so know each member's rank in the former world.
 """
@@ -13,15 +13,15 @@ from ringtrain._core.world.agent_socket import RankAgentSocket, WorldReadiness, 
 
 
 class BoundProcessSet(Protocol):
-    """Process set object of the user."""
+    """Interface of a user's process set object, which is connected to its set again in each world."""
 
     def bind(self, context: Any, number: int) -> None:
-        """Become the set with that number in `context`, a world."""
+        """Connect this object to the process set `number` of the world `context`."""
 
 
 @dataclass(frozen=True)
 class FormationPlace:
-    """Rank of a process in a generation of the world."""
+    """Rank of a process in one generation of the elastic world. `formation`: number of the generation."""
 
     formation: int
     rank: int
@@ -29,13 +29,14 @@ class FormationPlace:
 
 @dataclass
 class ProcessFormationMemory:
-    """Values that this process retains from one world to the next.
+    """Values that this process carries from one generation of the elastic world to the next.
 
-    `formation`: number of the last world. `adopted`: number and rank of the last world in which all ranks confirmed
-    that their state was complete. `prepared`: number and rank of a world for which this process has its complete state,
-    while it is unknown whether all other ranks have theirs. `unshared`: this process left the last world without
-    sending state that perhaps no other process has. `restored`: checkpoint from which this process started. `sets`:
-    process sets of the last world.
+    `formation`: number of the last world. `committed`: number of committed steps. `lost_steps`: number of uncommitted
+    steps that are lost. `adopted`: number and rank of the last world in which all ranks confirmed that their state was
+    complete. `prepared`: number and rank of a world for which this process has its complete state, while it is unknown
+    whether all other ranks have theirs. `unshared`: whether this process left the last world without sending state that
+    perhaps no other process has. `restored`: checkpoint from which this process started. `sets`: process sets of the
+    last world.
     """
 
     formation: int = 0
@@ -48,13 +49,16 @@ class ProcessFormationMemory:
     sets: list[tuple[list[int], weakref.ref[Any] | None]] = field(default_factory=list)
 
     def readiness(self) -> WorldReadiness:
-        """Return the message to the agent."""
+        """Return the report with which this rank asks its agent for the next world."""
         lost, self.lost_steps = self.lost_steps, 0
         adopted = self.adopted.formation if self.adopted else 0
         return WorldReadiness(self.formation, self.committed, lost, self.unshared, adopted)
 
     def summary(self) -> dict[str, Any]:
-        """Return the message to the members of the next world."""
+        """Return the values that this rank sends to all members of the next world.
+
+        `adopted`, `prepared`: number and rank of a world, or None. `sets`: the ranks of each process set.
+        """
         return {
             "adopted": _formation_place_fields(self.adopted),
             "prepared": _formation_place_fields(self.prepared),
@@ -67,10 +71,10 @@ CARRIED = ProcessFormationMemory()
 
 @dataclass(frozen=True)
 class FormerFormation:
-    """Former ranks of the members.
+    """Generation from which members of an elastic world have their state, and the ranks that they had in it.
 
-    `formation`: the number of the world from which survivors have their state, 0: none. `ranks`: the former rank of
-    each rank; None for newcomers.
+    `formation`: number of that generation; 0 if there is none. `ranks`: for each rank of the present world, its former
+    rank; None for a newcomer.
     """
 
     formation: int
@@ -78,16 +82,16 @@ class FormerFormation:
 
     @property
     def survivors(self) -> list[int]:
-        """Return the ranks whose state is used."""
+        """Return the ranks that have state of the former generation."""
         return [rank for rank, former in enumerate(self.ranks) if former is not None]
 
 
 def former_process_formation(reported: Sequence[dict[str, Any]]) -> FormerFormation:
-    """Determine the survivors from the messages of all members.
+    """Find the newest generation whose state is complete, and its survivors, from the summaries of all members.
 
     A world's state is valid if any member has adopted it. That member passed a barrier before, so each other member of
-    that world had prepared all of its state, and is a survivor, whether or not it passed the barrier too. A rank with
-    neither is a newcomer, even if it has older state.
+    that world had prepared all of its state, and is a survivor, whether or not it passed the barrier too. A rank that
+    has neither adopted nor prepared that world's state is a newcomer, even if it has older state.
     """
     adopted = [_place_in_process_formation(one["adopted"]) for one in reported]
     prepared = [_place_in_process_formation(one["prepared"]) for one in reported]
@@ -99,12 +103,12 @@ def former_process_formation(reported: Sequence[dict[str, Any]]) -> FormerFormat
 
 
 def own_agent() -> RankAgentSocket | None:
-    """Return the connection to the agent that changes this process's worlds; None if the world never changes."""
+    """Return the connection to the agent of an elastic job; None if this process's world never changes."""
     return agent_of(os.environ)
 
 
 def is_elastic() -> bool:
-    """Return whether this process has an agent that may change its world."""
+    """Return whether this process belongs to an elastic job, whose agent may change its world."""
     return own_agent() is not None
 
 

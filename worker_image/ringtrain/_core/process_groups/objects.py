@@ -1,4 +1,4 @@
-"""Broadcast and allgather of plain values: JSON types, arrays and bytes."""
+"""Broadcast and allgather of plain Python values: JSON types, arrays and bytes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def broadcast_object(
     *,
     allow_pickle: bool = False,
 ) -> Any:
-    """Return `value` of rank `root_rank` (a rank of the world); other ranks' values are ignored.
+    """Return the `value` of world rank `root_rank`; the values that other ranks pass are ignored.
 
     Supported types: None, booleans, numbers, strings, bytes, lists, tuples, sets, dicts, numpy arrays, scalars and
     dtypes, paths, dates and times, ranges, namespaces, dataclasses and named tuples. Other types need
@@ -50,7 +50,7 @@ def broadcast_object(
 def allgather_object(
     value: Any, name: str | None = None, process_set: ProcessSet | None = None, *, allow_pickle: bool = False
 ) -> list[Any]:
-    """Return `value` of every rank, in a list in rank order.
+    """Return a list with the `value` of every rank, in rank order.
 
     Supported types, `allow_pickle` and errors are the same as for `broadcast_object`.
     """

@@ -1,4 +1,4 @@
-"""Process sets: ranks of the world that run collectives among themselves."""
+"""Process sets: subsets of the world's ranks that run collectives among themselves."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class ProcessSet:
-    """World ranks that run collectives together, after `add_process_set` has returned on all ranks.
+    """Set of world ranks that run collectives together. Usable once `add_process_set` has returned on all ranks.
 
     Constructed from a list of world ranks, or an mpi4py communicator. Before it is added, after it is removed, and when
     its world has ended, `process_set_id`, `size()`, `rank()` and `included()` are None.
@@ -30,7 +30,7 @@ class ProcessSet:
 
     @property
     def process_set_id(self) -> int | None:
-        """Return 0 for the set of all ranks, a larger number for others; None if it is not in use."""
+        """Return the set's number: 0 for the set of all ranks, None if the set is not in use."""
         context = current_or_none()
         if context is None or self._added is None or self._added[0]() is not context:
             return None
@@ -42,7 +42,7 @@ class ProcessSet:
         return list(self._ranks)
 
     def bind(self, context: ProcessGroupContext, number: int) -> None:
-        """Become the set with that number in `context`, which calls this."""
+        """Connect this object to the process set `number` of the world `context`."""
         self._added = weakref.ref(context), number
 
     def size(self) -> int | None:
@@ -50,7 +50,7 @@ class ProcessSet:
         return None if self.process_set_id is None else len(self.ranks or [])
 
     def rank(self) -> int | None:
-        """Return this process's index among the members; -1 if it is not a member. Roots are always world ranks."""
+        """Return this process's index in the set; -1 if it is not a member; None if the set is not in use."""
         if self.process_set_id is None:
             return None
         own, ranks = current().config.place.rank, self.ranks or []
@@ -71,7 +71,7 @@ class _GlobalProcessSet(ProcessSet):
     """Set of all ranks of any world."""
 
     def __init__(self) -> None:
-        """Do nothing: every world has this set."""
+        """Create the set of all ranks, which exists in every world."""
 
     @property
     def process_set_id(self) -> int | None:
@@ -95,7 +95,7 @@ global_process_set = _GlobalProcessSet()
 
 
 def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
-    """Create a set of ranks and return it. Every rank of the world calls this with the same ranks.
+    """Create a process set and return it. Every rank of the world must call this with the same ranks.
 
     Raises ConfigurationError for ranks outside the world and for a set that exists already, MismatchError if ranks add
     different sets.
@@ -104,25 +104,25 @@ def add_process_set(process_set: ProcessSet | Iterable[int]) -> ProcessSet:
     added = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     ranks, size = added.ranks or [], context.config.place.size
     if not ranks or ranks[0] < 0 or ranks[-1] >= size:
-        raise ConfigurationError(f"process set {ranks}: expected ranks from 0 to {size - 1}, at least one")
+        raise ConfigurationError(f"process set {ranks}: expected one or more ranks from 0 to {size - 1}")
     # The former world had it: newcomers add the existing sets, and so do ranks that enter their function again.
     if (left := context.take_former_set(ranks)) is not None:
         context.bind_set(added, left)
         return added
     if joins_survivors():
         raise ConfigurationError(
-            f"process set {ranks}: the ranks that this one joins have no such set; add sets in the function that "
-            "elastic.run enters, on all ranks"
+            f"process set {ranks} does not exist in the world that this rank joins; call add_process_set in the "
+            "function that elastic.run runs, on all ranks"
         )
     if added.process_set_id is not None or context.added_set(ranks) is not None:
-        raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use that one")
+        raise ConfigurationError(f"process set {ranks}: a set of these ranks exists already; use the existing set")
     context.group().call(lambda communicator: communicator.barrier(WireSignature(f"add_process_set({ranks})")))
     context.bind_set(added, context.add_set(tuple(ranks)))
     return added
 
 
 def process_set_of(ranks: Sequence[int]) -> ProcessSet:
-    """Return the process set of these ranks (ascending). A missing set is added.
+    """Return the process set with these ranks (ascending), and add it if it does not exist.
 
     Every rank of the world calls this with the same ranks. Raises the same errors as `add_process_set`.
     """
@@ -138,7 +138,7 @@ def process_set_of(ranks: Sequence[int]) -> ProcessSet:
 
 
 def remove_process_set(process_set: ProcessSet) -> bool:
-    """Remove a set and return True; False if it is the global one or not in use. Every rank calls this.
+    """Remove a process set; every rank must call this. Return False if it is the set of all ranks or not in use.
 
     Raises ConfigurationError, on every rank, while a named collective of the set is in flight on any of them; the set
     stays in use.
@@ -154,7 +154,7 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     if busy:
         raise ConfigurationError(
             f"process set {process_set.ranks} can't be removed while collectives of it are in flight: "
-            f"{', '.join(busy)}; synchronize() them on every rank of it first"
+            f"{', '.join(busy)}; call synchronize() for these collectives on every rank of the set first"
         )
     context.remove_set(number)
     process_set._added = None
@@ -170,19 +170,19 @@ def group_of(process_set: ProcessSet | None = None) -> ProcessGroup:
 
 
 def open_group(process_set: ProcessSet) -> ProcessGroup:
-    """Open another group of the ranks of `process_set`, whose collectives need not wait for any other.
+    """Open another group of the ranks of `process_set`. Its collectives do not wait for collectives of other groups.
 
-    Its ranks open the same groups in the same order.
+    All ranks of `process_set` open the same groups in the same order.
     """
     return current().open_group(number_of(process_set))
 
 
 def number_of(process_set: ProcessSet) -> int:
-    """Return the number of a set in use that has this rank. Raises ConfigurationError for any other set."""
+    """Return the number of `process_set`. Raises ConfigurationError if it is not in use or does not have this rank."""
     number = process_set.process_set_id
     if number is None:
         raise ConfigurationError(
-            f"{process_set} is not in use; pass it to init() or add_process_set() on all ranks first"
+            f"{process_set} is not in use; pass this process set to init() or add_process_set() on all ranks first"
         )
     if not process_set.included():
         raise ConfigurationError(
@@ -192,16 +192,16 @@ def number_of(process_set: ProcessSet) -> int:
 
 
 def members(process_set: ProcessSet) -> int:
-    """Return the number of ranks in a set that has this rank."""
+    """Return the number of ranks in `process_set`. Raises ConfigurationError if this rank is not a member."""
     number_of(process_set)
     return len(process_set.ranks or [])
 
 
 def trains_alone(process_set: ProcessSet) -> bool:
-    """Return whether this rank shares gradients with no other rank.
+    """Return whether this rank exchanges gradients with no other rank.
 
-    It is the only member of `process_set`, or, as in Horovod, not a member. Raises ConfigurationError for a set that is
-    not in use.
+    This rank is the only member of `process_set`, or, as in Horovod, not a member. Raises ConfigurationError for a set
+    that is not in use.
     """
     if process_set.included() is False:
         return True

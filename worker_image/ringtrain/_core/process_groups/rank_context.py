@@ -1,4 +1,4 @@
-"""Context of a rank in its world: its groups and communicators, and how it leaves."""
+"""A rank's connection to its world: its groups and communicators, and its orderly exit."""
 
 from __future__ import annotations
 
@@ -20,13 +20,14 @@ from ringtrain._core.communicators.exchange import SEGMENT_BYTES, ExchangeCommun
 from ringtrain._core.communicators.foreign import ForeignCommunicatorCalls
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST
 from ringtrain._core.communicators.numbers import PER_SET, QUEUE, WORLD, further_communicator_number
+from ringtrain._core.process_groups.executor import ProcessGroupExecutor
 from ringtrain._core.process_groups.formations import (
     BoundProcessSet,
     FormerFormation,
     ProcessFormationMemory,
     former_process_formation,
 )
-from ringtrain._core.process_groups.group import ProcessGroup, ProcessGroupExecutor
+from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.transport.base import NoPeersTransport, Transport
 from ringtrain._core.world.agent_socket import RankAgentSocket
 from ringtrain._core.world.config import WorkerConfig
@@ -45,16 +46,16 @@ T = TypeVar("T")
 
 
 class CollectiveRunner(Protocol):
-    """Part of a world that runs collectives on a separate thread."""
+    """Interface of an object that runs collectives of a world on its own thread."""
 
     def stop(self) -> None:
-        """Accept no more work, and fail the work that has not begun."""
+        """Refuse further work, and fail the work that has not begun."""
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Wait for work in progress. The world has been left, so that it ends."""
+        """Wait until the work in progress has ended. Call this after the world was left, which ends the work."""
 
     def in_flight(self) -> str:
-        """Return the names of collectives that were begun by name and have not ended, for messages; may be empty."""
+        """Return the names of named collectives that have not ended, for messages; empty if there are none."""
 
 
 # Time for work in progress in a closed group to end. It has ended already, unless its step was cancelled.
@@ -62,7 +63,7 @@ _CLOSE_S: Final = 2.0
 
 
 class ProcessGroupContext:
-    """Rank in its world: its configuration, its process groups, and the threads that run collectives in them."""
+    """This rank's connection to one world: configuration, process groups, and threads that run their collectives."""
 
     def __init__(
         self,
@@ -76,7 +77,8 @@ class ProcessGroupContext:
         """Join the world of `config`.
 
         `agent`: reports lost members in an elastic job. `chain_pods_most`: see `HierarchicalCommunicator`.
-        `direct_ranks_most`: more ranks without pods use the tree. Both must be the same on all ranks.
+        `direct_ranks_most`: largest number of ranks that exchange directly if pods are not used; more ranks use a tree.
+        Both must be the same on all ranks.
         """
         self.config = config
         self.former = FormerFormation(0, (None,) * config.place.size)
@@ -116,7 +118,7 @@ class ProcessGroupContext:
         return self.groups[WORLD]
 
     def add_set(self, ranks: tuple[int, ...]) -> int:
-        """Add a set and return its number; all ranks add the same sets in the same order."""
+        """Add a process set and return its number. All ranks must add the same sets in the same order."""
         number = next(self._set_numbers)  # numbers of removed sets are not reused
         self._sets[number] = ranks
         if self.config.place.rank in ranks:
@@ -124,17 +126,18 @@ class ProcessGroupContext:
         return number
 
     def added_set(self, ranks: Sequence[int]) -> int | None:
-        """Return the number of the added set with these ranks, or None."""
+        """Return the number of the added process set with these ranks; None if there is none."""
         added = {own: number for number, own in self._sets.items() if number != WORLD}
         return added.get(tuple(ranks))
 
     def bind_set(self, process_set: BoundProcessSet, number: int) -> None:
-        """Bind `process_set` to the set with that number, also in the next world of an elastic job."""
+        """Connect `process_set` to the set `number`, in this world and in later ones of an elastic job."""
         self._set_objects[number] = weakref.ref(process_set)
         process_set.bind(self, number)
 
     def take_former_set(self, ranks: Sequence[int]) -> int | None:
-        """Return the number of the set with these ranks from the former world, at most once; else None."""
+        """Return the number of a set of these ranks that was carried over from the former world; None if there is none,
+        or if this method has already returned it."""
         for number in self._former_sets:
             if list(self._sets[number]) == list(ranks):
                 self._former_sets.discard(number)
@@ -142,9 +145,10 @@ class ProcessGroupContext:
         return None
 
     def join_formation(self, carried: ProcessFormationMemory) -> None:
-        """Determine the members' former ranks, and create the process sets of the former world again. Collective.
+        """Exchange former ranks with all members, and create the process sets of the former world again. Collective.
 
-        A set has the same rank numbers as before; one with a rank that this world does not have is dropped.
+        A set keeps its rank numbers. A set with a rank number that this world does not have is dropped. `carried`:
+        values of this process from the former world.
         """
         summaries = self.group().allgather_object(carried.summary(), "formation")
         self.former = former_process_formation(summaries)
@@ -152,7 +156,7 @@ class ProcessGroupContext:
         objects = {tuple(ranks): held for ranks, held in carried.sets}
         for ranks in kept:
             if max(ranks) >= self.config.place.size:
-                log.warning("process set %s is dropped: this world has only %d ranks", ranks, self.config.place.size)
+                log.warning("process set %s was removed: this world has only %d ranks", ranks, self.config.place.size)
                 continue
             number = self.add_set(tuple(ranks))
             self._former_sets.add(number)
@@ -161,27 +165,25 @@ class ProcessGroupContext:
                 self.bind_set(process_set, number)
 
     def leave_formation(self, carried: ProcessFormationMemory) -> None:
-        """Record the generation and the sets for the next world."""
+        """Store the number of this generation and its process sets in `carried`, for the next world."""
         carried.formation = self.config.numbers.formation
         carried.sets = [
             (list(ranks), self._set_objects.get(number)) for number, ranks in self._sets.items() if number != WORLD
         ]
 
     def ranks_of_set(self, process_set: int) -> list[int] | None:
-        """Return the world ranks of a set; None if there is no such set."""
+        """Return the world ranks of the set number `process_set`; None if there is no such set."""
         ranks = self._sets.get(process_set)
         return None if ranks is None else list(ranks)
 
     def in_flight(self, process_set: int) -> str:
-        """Return the names of collectives that this rank has begun by name in a set and that have not ended; may be
-        empty.
-        """
+        """Return the names of this rank's named collectives in a set that have not ended; empty if there are none."""
         with self._lock:
             runners = [runner for number, runner in self._runners if number == process_set]
         return ", ".join(filter(None, (runner.in_flight() for runner in runners)))
 
     def remove_set(self, process_set: int) -> None:
-        """Close the groups of a set; nothing may be in progress in it."""
+        """Close all groups of a process set. No collective of the set may be in progress."""
         ranks = self._sets.pop(process_set)
         self._former_sets.discard(process_set)
         self._set_objects.pop(process_set, None)
@@ -205,47 +207,48 @@ class ProcessGroupContext:
             communicator.close()
 
     def open_group(self, process_set: int, ranks: tuple[int, ...] | None = None) -> ProcessGroup:
-        """Return another group of a set's ranks with a separate executor.
+        """Open another group of a process set's ranks. Its collectives do not wait for collectives of other groups.
 
-        Its ranks open the same groups in the same order.
+        All ranks of the process set open the same groups in the same order.
 
-        `ranks`: members of the group, including this rank; each rank of the set then opens one group.
+        `ranks`: members of the group, including this rank; None: all ranks of the process set. With `ranks`, each rank
+        of the process set opens the group of which it is a member.
         """
         return self._open_further(process_set, ranks)[0]
 
     def open_foreign(self, process_set: int, ranks: tuple[int, ...]) -> tuple[ProcessGroup, ForeignCommunicatorCalls]:
-        """Return `open_group`, and the interface by which its ranks call a foreign library."""
+        """Open a group like `open_group`. Return the group, and an object by which its ranks call a foreign library."""
         group, number = self._open_further(process_set, ranks)
         return group, ForeignCommunicatorCalls(self._member, number, ranks)
 
     def open_queue_communicator(self, process_set: int) -> Communicator:
-        """Return the communicator of a set's named queue. Called once for each set, when its ranks first need it."""
+        """Open the communicator of a set's named queue; called once per set, when its ranks first need it."""
         return self._communicator(process_set, further_communicator_number(process_set, QUEUE))
 
     def foreign_calls(self, process_set: int) -> ForeignCommunicatorCalls:
-        """Return the interface by which a set's named queue calls a foreign library. Once for each set."""
+        """Return the object by which a set's named queue calls a foreign library; called once per set."""
         return ForeignCommunicatorCalls(
             self._member, further_communicator_number(process_set, QUEUE), self._sets[process_set]
         )
 
     def give_up(self, process_set: int, error: BaseException) -> None:
-        """Make all ranks raise, because `error` stopped this rank's named collectives of `process_set`."""
+        """Make all ranks of the world fail, because `error` stopped this rank's named queue of `process_set`."""
         begun = self.in_flight(process_set) or "named collectives"
         self._member.give_up(RankActivity(begun, process_set, 0), error)
 
     def describe_queue(self, process_set: int, details: Callable[[], str]) -> None:
-        """Register `details`, which names the set's collectives in flight, for messages of waiting ranks."""
+        """Register the function `details`, whose text on collectives in flight appears in messages about late ranks."""
         self._member.offers.describe(further_communicator_number(process_set, QUEUE), details)
 
     def run_with_set(self, process_set: int, runner: CollectiveRunner) -> None:
-        """Register `runner` to be stopped when the set is removed or the world is left."""
+        """Register `runner`, to be stopped when the process set is removed or the world is left."""
         with self._lock:
             self._runners.append((process_set, runner))
             if self._closing:
                 runner.stop()
 
     def attached(self, kind: type[T], make: Callable[[], T]) -> T:
-        """Return the only object of type `kind` of this world; `make` creates it on the first call."""
+        """Return the one object of type `kind` that belongs to this world; the first call creates it by `make`."""
         with self._lock:
             if kind not in self._attached:
                 self._attached[kind] = make()
@@ -254,12 +257,12 @@ class ProcessGroupContext:
 
     @property
     def local_sizes(self) -> tuple[int, ...]:
-        """Return the number of ranks on each rank's host or in its pod."""
+        """Return, for each rank, the number of ranks on its host or in its pod."""
         return self._member.local_sizes
 
     @property
     def pod(self) -> str:
-        """Return a text that is equal for ranks of one pod."""
+        """Return an identity of this rank's pod: equal for ranks of one pod, different for other pods."""
         return communicator_pod(self.config)
 
     @property
@@ -270,7 +273,7 @@ class ProcessGroupContext:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[ProcessGroupContext]:
-        """Make this the current world of the calling thread, for a process with several ranks."""
+        """Make this the calling thread's world within the context, for a process that runs several ranks."""
         token = ENTERED.set(self)
         try:
             yield self
@@ -278,13 +281,13 @@ class ProcessGroupContext:
             ENTERED.reset(token)
 
     def disown(self) -> None:
-        """Make calls of the rank's groups and optimizers fail in a forked process."""
+        """Make all collectives of this world's groups fail in a forked process, which is not a rank."""
         for _, runner in self._runners:
             if isinstance(runner, ProcessGroupExecutor):
                 runner.disown()
 
     def close(self) -> None:
-        """Leave the world. Work in progress fails. A second call does nothing."""
+        """Leave the world; collectives in progress fail. A second call does nothing."""
         with self._lock:
             self._closing = True
             runners = [runner for _, runner in self._runners]
@@ -314,9 +317,9 @@ class ProcessGroupContext:
         return ProcessGroup(communicator, executor, lambda: self.open_group(process_set, ranks), closed)
 
     def _close_further(self, process_set: int, number: int, executor: ProcessGroupExecutor) -> None:
-        """Release the resources of a stopped group after the work in progress has ended.
+        """Close the communicator of a stopped group after its work in progress has ended.
 
-        If it does not end because another rank is missing, the end of the world releases the rest.
+        If the work does not end because another rank is missing, its resources are released when the world ends.
         """
         executor.wait_stopped(min(_CLOSE_S, self.config.waits.timeout_s))
         with self._lock:
@@ -341,7 +344,7 @@ ENTERED: ContextVar[ProcessGroupContext | None] = ContextVar("ringtrain_context"
 
 
 def _break_when_lost(agent: RankAgentSocket, formation: int, member: WorldMembership) -> None:
-    """Register a callback that makes waits for a lost member fail as soon as the agent reports the loss."""
+    """Make this rank's waits fail as soon as the agent reports that a member of its elastic world is lost."""
     agent.call_on_loss(formation, member.break_off)
 
 
@@ -370,21 +373,21 @@ def _rank_context_transport(ring: RingConfig, config: WorkerConfig) -> Transport
 
 
 def _rank_context_tls(config: WorkerConfig) -> TlsIdentity | None:
-    """Return the certificates for encryption between ranks; None without it.
+    """Return the certificates for encryption between ranks; None if encryption is off.
 
-    Raises ConfigurationError if it is impossible.
+    Raises ConfigurationError if encryption is on but impossible.
     """
     if config.trust.encrypt == "none":
         return None
     if config.ways.transport in ("mpi", "torch"):
         raise ConfigurationError(
-            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_TRANSPORT is {config.ways.transport}, which "
-            "ringtrain can't encrypt; use auto"
+            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_TRANSPORT is "
+            f"{config.ways.transport}, which ringtrain can't encrypt; set RINGTRAIN_TRANSPORT=auto"
         )
     if not config.trust.job_uid:
         raise ConfigurationError(
-            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_JOB_UID is not set; peers are identified by "
-            "the name worker.<uid>.ringtrain in their certificates"
+            f"RINGTRAIN_ENCRYPT is {config.trust.encrypt}, but RINGTRAIN_JOB_UID is not set; set "
+            "RINGTRAIN_JOB_UID to the uid in the certificates' name worker.<uid>.ringtrain"
         )
     from ringtrain.shared.tls import TlsIdentity
 

@@ -1,4 +1,4 @@
-"""Conversion of arrays of any shape and layout to flat buffers for communicators, and back."""
+"""Conversion of arrays to the flat buffers that communicators exchange, and back."""
 
 import functools
 from collections.abc import Sequence
@@ -32,18 +32,18 @@ def as_array(x: ArrayLike) -> Array:
 
 
 def as_rows(x: ArrayLike) -> Array:
-    """Like `as_array`, with at least one dimension: a scalar is one row."""
+    """Return `x` as `as_array` does, but a scalar as an array with one row."""
     array = as_array(x)
     return array.reshape(1) if array.ndim == 0 else array
 
 
 def flat_collective_array(array: Array) -> Flat:
-    """Return contiguous `array` as a 1-d view."""
+    """Return the contiguous `array` as a 1-d view."""
     return array.reshape(-1)
 
 
 def collective_array_to_bytes(array: Array) -> NDArray[np.uint8]:
-    """Return contiguous `array` as a 1-d view of bytes."""
+    """Return the bytes of the contiguous `array` as a 1-d view."""
     return flat_collective_array(array).view(np.uint8)
 
 
@@ -57,17 +57,17 @@ def _tensor(name: str | None, dtype: str, shape: tuple[int, ...]) -> WireTensorS
 
 
 def rows_of(array: Array, name: str | None) -> WireTensorSignature:
-    """Return the signature of a tensor whose number of rows may differ between ranks."""
+    """Return the signature of `array` for a collective in which ranks may pass different numbers of rows."""
     return WireTensorSignature(name, dtype_name(array.dtype), (ANY_ROWS, *array.shape[1:]))
 
 
 def check_writable(x: object, function: str) -> Array:
-    """Return `x` if a collective can change it in place. Raises ConfigurationError."""
+    """Return `x` if it is an array that a collective can overwrite. Raises ConfigurationError if it is not."""
     if not isinstance(x, np.ndarray):
         raise ConfigurationError(f"{function} changes its argument and needs a numpy array; got {type(x).__name__}")
     _check_no_mask(x)
     if not x.flags.writeable:
-        raise ConfigurationError(f"{function} changes its argument, and this array is read-only; pass a copy")
+        raise ConfigurationError(f"{function} changes its argument, but this array is read-only; pass a copy")
     dtype_name(x.dtype)
     return x
 
@@ -75,11 +75,13 @@ def check_writable(x: object, function: str) -> Array:
 def _check_no_mask(x: object) -> None:
     """Raise ConfigurationError for a masked array, because masked values would be reduced like all others."""
     if isinstance(x, np.ma.MaskedArray):
-        raise ConfigurationError("masked arrays are not supported, because masks are not sent; pass filled()")
+        raise ConfigurationError(
+            "masked arrays are not supported, because masks are not sent; call filled() of the array"
+        )
 
 
 def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None) -> WireSignature:
-    """Return the signature of a collective on `buffer`. Raises ConfigurationError for an unsuitable buffer."""
+    """Return the signature of a collective on the 1-d `buffer`. Raises ConfigurationError for an unsuitable buffer."""
     array = check_writable(buffer, kind)
     if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.aligned or not array.dtype.isnative:
         raise ConfigurationError(
@@ -92,7 +94,7 @@ def flat_signature(kind: str, buffer: Any, name: str | None, op: ReduceOp | None
 
 
 def checked_collective_bounds(bounds: Sequence[int], buffer: Flat, size: int) -> Bounds:
-    """Return `bounds` as integers. Raises ConfigurationError if they do not cut `buffer` for `size` ranks."""
+    """Return `bounds` as integers. Raises ConfigurationError unless they divide `buffer` into `size` chunks."""
     cuts = tuple(int(bound) for bound in bounds)
     if len(cuts) != size + 1 or cuts[0] != 0 or cuts[-1] != len(buffer) or list(cuts) != sorted(cuts):
         raise ConfigurationError(

@@ -1,4 +1,4 @@
-"""Output of a rank that ends because it lost a peer: one line, because the failed rank prints the full traceback."""
+"""Short output of a rank that ends because it lost a peer; the rank that failed prints the full traceback."""
 
 import re
 import sys
@@ -15,7 +15,7 @@ _IN_A_GRAPH = re.compile(rf"\b{PeerLost.__name__}: (.*)$", re.MULTILINE)
 
 
 def shorten_lost_peers() -> None:
-    """Install a hook that prints only the last line and the script's position for an uncaught PeerLost.
+    """Install a hook that prints one line, without traceback, for an uncaught PeerLost.
 
     Every other error prints its traceback, and so does a PeerLost raised while another error was handled. A hook that
     the script has set is not replaced.
@@ -34,7 +34,7 @@ def _print_uncaught(kind: type[BaseException], error: BaseException, trace: Trac
 
 
 def _lost_peer(error: BaseException) -> str:
-    """Return the message of a PeerLost; empty for another error."""
+    """Return the message if `error` is a PeerLost, also one wrapped by TensorFlow; empty for another error."""
     if isinstance(error, PeerLost):
         return str(error)
     found = _IN_A_GRAPH.search(str(error)) if type(error).__module__.startswith("tensorflow.") else None
@@ -42,7 +42,7 @@ def _lost_peer(error: BaseException) -> str:
 
 
 def _follows_another(error: BaseException) -> bool:
-    """Return whether the script was handling another error, which may be the actual cause."""
+    """Return whether `error` was raised while the script handled another error, which may be the actual cause."""
     before = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     while before is not None:
         frames = traceback.extract_tb(before.__traceback__)
@@ -53,7 +53,7 @@ def _follows_another(error: BaseException) -> bool:
 
 
 def _script_of_uncaught(error: BaseException) -> list[traceback.FrameSummary]:
-    """Return the traceback's frames in the script itself, the innermost first."""
+    """Return the traceback's frames in the user's script, without libraries, innermost first."""
     frames = traceback.extract_tb(error.__traceback__)
     libraries = (_PACKAGE, sysconfig.get_path("stdlib"), "<")
     own = [f for f in frames if not f.filename.startswith(libraries) and "site-packages" not in f.filename]

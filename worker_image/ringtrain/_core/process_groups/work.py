@@ -1,4 +1,4 @@
-"""Implementation of each collective as a function of a communicator.
+"""Collectives as functions of a communicator, which a process group's executor runs in order.
 
 Arguments are checked when the function is created, before it is queued.
 """
@@ -62,7 +62,7 @@ def allreduce_in_place(x: Array, op: ReduceOp, name: str | None) -> Work[Array]:
 def grouped_allreduce(
     xs: Sequence[ArrayLike], op: ReduceOp, name: str | None, signature: WireSignature | None = None
 ) -> Work[list[Array]]:
-    """Return the work of `ringtrain.grouped_allreduce`.
+    """Return the function that runs `ringtrain.grouped_allreduce` on a communicator.
 
     `signature`: compared between ranks, instead of names, dtypes and shapes that they have already agreed on.
     """
@@ -97,7 +97,7 @@ def grouped_allreduce(
 
 
 def reduce_into(what: WireSignature, pieces: Sequence[Array], target: Array, op: ReduceOp) -> Work[None]:
-    """Return work that reduces the concatenation of `pieces`, flat and of one dtype, into `target`.
+    """Return a function that reduces the concatenation of the flat `pieces` over all ranks into `target`.
 
     Each piece may already be at its place in `target`; this may differ between ranks.
     """
@@ -228,9 +228,7 @@ def _collective_in_place(target: Array, collective: Callable[[Communicator, Arra
 
 
 def _adasum(communicator: Communicator, what: WireSignature, source: Array) -> Array:
-    """Gather every tensor on every rank and combine them there: N times the bytes of a sum, but bitwise equal
-    results.
-    """
+    """Return the Adasum of `source` of all ranks: gather every array on every rank, and combine them there."""
     error = adasum_error(len(communicator.ranks))
     if error:
         raise ConfigurationError(error)
@@ -258,7 +256,7 @@ def _named_of_group(name: str | None, index: int, count: int) -> str | None:
 
 
 def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
-    """Group the indices of arrays by dtype, in order of first occurrence."""
+    """Return the indices of `arrays` grouped by dtype, in the order in which the dtypes first occur."""
     groups: dict[str, list[int]] = defaultdict(list)
     for index, array in enumerate(arrays):
         groups[dtype_name(array.dtype)].append(index)
@@ -266,7 +264,7 @@ def _by_dtype(arrays: Sequence[Array]) -> list[list[int]]:
 
 
 def _fused_arrays(indices: list[int], arrays: Sequence[Array], fusion_bytes: int) -> list[list[int]]:
-    """Cut `indices` into runs of at least `fusion_bytes`, except the last: each run is one exchange."""
+    """Divide `indices` into runs to be reduced together; each run but the last has at least `fusion_bytes`."""
     runs: list[list[int]] = [[]]
     nbytes = 0  # of the last run
     for index in indices:
@@ -279,14 +277,15 @@ def _fused_arrays(indices: list[int], arrays: Sequence[Array], fusion_bytes: int
 
 
 def _collective_signature_part(what: WireSignature, indices: list[int]) -> WireSignature:
-    """Return the signature of one dtype's exchange in a group: that of the whole group, and the part's first index."""
+    """Return the signature for one part of a grouped collective: the group's signature, with the index of the part's
+    first tensor unless the part has all tensors."""
     if len(indices) == len(what.tensors):
         return what
     return WireSignature(what.kind, what.tensors, what.op, None, (indices[0],))
 
 
 def _unpack_arrays(part: Array, like: Sequence[Array]) -> list[Array]:
-    """Unpack the message of one rank: numbers of rows, then the rows of each tensor."""
+    """Return the tensors in one rank's message, which has the numbers of rows, then the rows of each tensor."""
     counts = part[: _COUNT_BYTES * len(like)].view(np.int64)
     at = _COUNT_BYTES * len(like)
     tensors = []
@@ -301,9 +300,7 @@ def _unpack_arrays(part: Array, like: Sequence[Array]) -> list[Array]:
 def _checked_splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]:
     if splits is None:
         if rows % size:
-            raise ConfigurationError(
-                f"alltoall of {rows} rows over {size} ranks without splits; pass rows for each rank"
-            )
+            raise ConfigurationError(f"alltoall: {rows} rows can't be divided equally among {size} ranks; pass splits")
         return np.full(size, rows // size, np.int64)
     given = np.asarray(splits)
     counts = given.astype(np.int64)
@@ -326,9 +323,9 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 def short_allreduce(communicator: Communicator, turn: SharedCommunicatorTurn) -> ShortAllreduce:
-    """Return the fast path of `communicator`, which supports only some arrays.
+    """Return the fast allreduce of `communicator`; if it has none, a function that always returns None.
 
-    The result raises ConfigurationError for an unsupported operation.
+    The returned function raises ConfigurationError for an unsupported operation.
     """
     made = (
         communicator.short_allreduce(_short_allreduce_meaning, turn) if isinstance(communicator, ShortReducer) else None

@@ -1,1 +1,1 @@
-"""Arithmetic of reductions, without communication: operations, the fold in rank order, cuts of buffers."""
+"""Arithmetic of reductions, without communication: operations, folding of contributions, and division of buffers."""

@@ -1,4 +1,4 @@
-"""Arithmetic besides the fold: scale factors and Adasum."""
+"""Scale factors and Adasum: the arithmetic of reductions that is not a plain fold."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +10,9 @@ Array = NDArray[Any]
 
 
 def scaled(array: Array, factor: float) -> Array:
-    """Return `array * factor` in its own dtype, computed in double precision.
+    """Return `array * factor` in the dtype of `array`, computed in that dtype if it is float32, float64 or complex.
 
-    In float32 for half types, in extended precision for 64-bit integers.
+    Half types are computed in float32, 64-bit integers in extended precision, others in float64.
     """
     if factor == 1.0:
         return array
@@ -26,14 +26,14 @@ def scaled(array: Array, factor: float) -> Array:
 
 
 def adasum_error(size: int) -> str:
-    """Return why Adasum can't combine `size` ranks; empty if it can."""
+    """Return why Adasum cannot combine `size` ranks; empty if `size` is a power of two."""
     if size & (size - 1):
         return f"Adasum combines ranks in pairs, and the process set has {size}; expected a power of two"
     return ""
 
 
 def adasum(arrays: Sequence[Array]) -> Array:
-    """Combine gradients pairwise so that orthogonal ones add and parallel ones average.
+    """Return the Adasum of gradients: combined pairwise, orthogonal ones are added and parallel ones averaged.
 
     `arrays`: one per rank, a power of two of them. Norms and products are computed in float64. Maleki, Musuvathi et al.
     2021, "Scaling distributed training with adaptive summation", equation 3 and section 3.4.

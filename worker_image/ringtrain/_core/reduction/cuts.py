@@ -1,4 +1,4 @@
-"""Cuts of a flat buffer, or of several as if they were concatenated: a chunk per rank, then segments."""
+"""Division of buffers into a chunk per rank and of chunks into segments, also across several separate buffers."""
 
 import functools
 from collections.abc import Sequence
@@ -22,28 +22,31 @@ _LEAST_PASSED_BYTES: Final = 256 << 10
 
 @functools.lru_cache(maxsize=4096)  # saves 2 us of a small collective's 25
 def even_bounds(length: int, parts: int) -> Bounds:
-    """Cut `length` into `parts` of equal length; the first ones get one more."""
+    """Return the bounds of `parts` chunks of a buffer of `length`; chunks differ by at most one element."""
     base, more = divmod(length, parts)
     return tuple(position * base + min(position, more) for position in range(parts + 1))
 
 
 def cut_segments(start: int, end: int, step: int) -> list[slice]:
-    """Cut `start` to `end` into slices of at most `step`; none if it is empty."""
+    """Return slices of at most `step` elements that cover `start` to `end`; none if that range is empty."""
     return [slice(at, min(at + step, end)) for at in range(start, end, step)]
 
 
 def segments_at(bounds: Bounds, step: int) -> list[list[slice]]:
-    """Return the segments of every chunk."""
+    """Return, for each chunk at `bounds`, its slices of at most `step` elements."""
     return [cut_segments(start, end, step) for start, end in pairwise(bounds)]
 
 
 def cut_passing_bytes(longest: int, most: int) -> int:
-    """Return the length in bytes of forwarded segments, if the longest chunk has `longest` bytes."""
+    """Return the segment length in bytes if ranks forward segments and the longest chunk has `longest` bytes.
+
+    `most`: upper limit of the result.
+    """
     return min(max(longest // _PASSED_SEGMENTS, _LEAST_PASSED_BYTES), most)
 
 
 def length_offsets(lengths: Sequence[int]) -> Bounds:
-    """Return the bounds of adjacent chunks of these lengths."""
+    """Return the offsets at which adjacent chunks with these lengths begin, and the end of the last chunk."""
     bounds = [0]
     for length in lengths:
         bounds.append(bounds[-1] + length)
@@ -51,9 +54,9 @@ def length_offsets(lengths: Sequence[int]) -> Bounds:
 
 
 def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tuple[Flat, slice]]]:
-    """Cut all pieces into `parts` chunks, and each chunk into segments of at most `step` elements.
+    """Divide the concatenation of `pieces` into `parts` chunks, and each chunk into segments of at most `step`.
 
-    Returns for each chunk the segments, and their slices in the concatenation of all pieces. No segment crosses pieces.
+    Returns, for each chunk, a list of pairs: a segment, and its slice in the concatenation. No segment crosses pieces.
     """
     places = _places_in_cut(tuple(map(len, pieces)), parts, step)
     return [[(pieces[number][within], cut) for number, within, cut in chunk] for chunk in places]
@@ -61,7 +64,8 @@ def cut_tensors(pieces: Sequence[Flat], parts: int, step: int) -> list[list[tupl
 
 @functools.lru_cache(maxsize=256)  # saves 2 ms per step with 161 tensors and four ranks
 def _places_in_cut(lengths: tuple[int, ...], parts: int, step: int) -> list[list[tuple[int, slice, slice]]]:
-    """Return, for each chunk's segments: the index of the piece, the slice of it, and that of the concatenation."""
+    """Return, for each segment of each chunk: the index of its piece, its slice in the piece, and its slice in the
+    concatenation."""
     starts = length_offsets(lengths)
     return [
         [
@@ -74,12 +78,12 @@ def _places_in_cut(lengths: tuple[int, ...], parts: int, step: int) -> list[list
 
 
 def is_same_memory(piece: Flat, place: Flat) -> bool:
-    """Return whether `piece`, as long as `place`, is the same memory."""
+    """Return whether `piece` and `place`, which have the same length, begin at the same address."""
     return address_of(piece) == address_of(place)
 
 
 def merge_short_pieces(pieces: Sequence[Flat], target: Flat, least_bytes: int) -> list[Flat]:
-    """Return `pieces`, but with short neighbours (below `least_bytes`) copied together, to their place in `target`."""
+    """Return `pieces`, but with neighbours shorter than `least_bytes` copied to `target` as one piece."""
     found: list[Flat] = []
     start = at = 0  # of copied data that is not yet in `found`; of the next piece
     for piece in pieces:
@@ -101,7 +105,7 @@ def merge_short_pieces(pieces: Sequence[Flat], target: Flat, least_bytes: int) -
 
 @dataclass(frozen=True)
 class ArrayPart:
-    """Rank's part of an array of `shape`: `values` (1-d) are its elements from `start` on, in C order."""
+    """Part of an array of `shape` that this rank has: the elements from `start` on, in C order, as 1-d `values`."""
 
     values: NDArray[Any]
     shape: tuple[int, ...]
@@ -114,16 +118,16 @@ class ArrayPart:
 
 @runtime_checkable
 class ReadableArray(Protocol):
-    """Array in another place, of which a part can be read."""
+    """Interface of an array that is stored elsewhere, such as in a file, and is read in parts."""
 
     shape: tuple[int, ...]
 
     def read(self, start: int = 0, stop: int | None = None) -> NDArray[Any]:
-        """Return elements `start:stop`, in C order, 1-d."""
+        """Return the elements `start:stop` in C order as a 1-d array."""
 
 
 def elements_of_cut(array: NDArray[Any] | ReadableArray, start: int, stop: int) -> NDArray[Any]:
-    """Return elements `start:stop` of `array`, in C order; of a ReadableArray only these are read."""
+    """Return the elements `start:stop` of `array` in C order; a ReadableArray reads only these."""
     if isinstance(array, ReadableArray):
         return array.read(start, stop)
     return array.reshape(-1)[start:stop]

@@ -1,4 +1,4 @@
-"""Arithmetic of a reduction: contributions are folded in rank order.
+"""Fold of the contributions of all ranks in rank order, in compiled code or numpy.
 
 `((g0 + g1) + g2) + …`, element by element, whatever the segment, bucket, transport or order of arrival: equal inputs
 give bitwise equal results, on every rank and in every run. Between many pods, pods' sums are folded in pairs instead,
@@ -26,7 +26,7 @@ OP_CODES: Final = {ReduceOp.Sum: 0, ReduceOp.Average: 0, ReduceOp.Min: 1, Reduce
 
 
 class ReductionFold:
-    """Reduction of the segments of one collective of `size` ranks, in rank order.
+    """Reduction of one collective's segments over `size` ranks, always in rank order.
 
     Uses the compiled library if there is one, otherwise numpy. Both give bitwise the same result; the library takes
     0.5 ms instead of 25 ms for a float16 segment of 2 MiB from two ranks.
@@ -44,11 +44,11 @@ class ReductionFold:
 
     @property
     def keeps_all(self) -> bool:
-        """Return whether `fold` needs all contributions at once; otherwise it needs at most the last two."""
+        """Return whether `fold` needs the contributions of all ranks at once, rather than only the last two."""
         return self._is_compiled
 
     def fold(self, contributions: Iterable[Flat], out: Flat) -> None:
-        """Fold one contribution of each rank, in rank order, into `out`.
+        """Reduce `contributions`, one per rank in rank order, into `out`.
 
         `out` may be the memory of the own contribution. Each contribution is requested on demand, so that it can be
         read from the network at that time.
@@ -89,13 +89,13 @@ class ReductionFold:
 
 
 def can_fold_and_update() -> bool:
-    """Return whether this installation can run `FoldContributions`."""
+    """Return whether the compiled library is installed, which `FoldContributions` needs."""
     return native_library() is not None
 
 
 @dataclass(frozen=True)
 class FoldContributions:
-    """Arguments of a fold in compiled code: `parts` of some ranks, in rank order, onto `before`.
+    """Arguments of a reduction in compiled code: `parts` of some ranks, in rank order, continuing `before`.
 
     `before`: the fold of the earlier ranks, in the accumulator's dtype, or None if there are no earlier ranks. `size`:
     number of all ranks, for an average.
@@ -123,7 +123,7 @@ class FoldContributions:
         return _fold_addresses(self.parts), len(self.parts)
 
     def fold_partial(self, into: Flat) -> None:
-        """Write the fold without division to `into`, of the accumulator's dtype, for the following ranks.
+        """Write the reduction without division to `into`, in the accumulator's dtype, for other ranks to continue.
 
         `into` may be one of the parts.
         """
@@ -132,13 +132,13 @@ class FoldContributions:
         _fold_library().ringtrain_fold_partial(*self._kind, self._before, target, *self._parts, count)
 
     def fold(self, into: Flat) -> None:
-        """Write the result to `into`, which may be one of the parts."""
+        """Write the reduction of all parts to `into`, which may be one of them."""
         count = ctypes.c_size_t(len(into))
         target = ctypes.c_void_p(address_of(into))
         _fold_library().ringtrain_fold(*self._kind, self._divisor, self._before, target, *self._parts, count)
 
     def update(self, change: ChunkUpdate, copies: Sequence[Flat] = ()) -> None:
-        """Fold, and apply `change` to all of its weights, in one pass. `copies` receive the new weights, too."""
+        """Reduce all parts and apply the update `change` in one pass; `copies` receive the new weights, too."""
         weights = _fold_addresses([change.weights, *copies])  # referenced by `given`
         given = native_update(change, weights)
         count = ctypes.c_uint64(len(change.weights))

@@ -14,7 +14,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class ReduceOp(Enum):
-    """Reduction of the values of all ranks.
+    """Operation by which the values of all ranks are reduced to one.
 
     `Sum`, `Min`, `Max`, `Product` fold in the order that `process_groups/collectives.py` documents. `Average` is the
     sum divided by the number of ranks. `Adasum` (Maleki et al. 2020) scales each addition by the angle between two
@@ -35,12 +35,12 @@ class ReduceOp(Enum):
 
     @classmethod
     def of(cls, op: Any, average: bool | None = None) -> ReduceOp:
-        """Return the operation for `op` or the deprecated `average`.
+        """Return the operation for `op`, or for Horovod's deprecated argument `average`.
 
         `op` may also be a name, and None means Average. Raises ConfigurationError.
         """
         if op is not None and average is not None:
-            raise ConfigurationError("op and average are both set; expected only op, which replaces average")
+            raise ConfigurationError("op and average are both set; pass only op, which replaces average")
         if average is not None:
             warnings.warn("average is deprecated; pass op=Average or op=Sum", DeprecationWarning, stacklevel=4)
             return cls.Average if average else cls.Sum
@@ -78,11 +78,11 @@ def check_op(op: ReduceOp, dtype: str) -> None:
             f"Average of {dtype} would need rounding; pass op=ringtrain.Sum and divide, or convert"
         )
     if op is Adasum and dtype in INTEGERS:
-        raise ConfigurationError(f"Adasum of {dtype}; it scales what it adds, so convert to a floating type")
+        raise ConfigurationError(f"Adasum of {dtype} is not supported, because it scales; convert to a floating type")
 
 
 def only_sums(op: ReduceOp, what: str) -> ReduceOp:
-    """Return `op` if it is Sum or Average; raise ConfigurationError otherwise."""
+    """Return `op` if it is Sum or Average; raise ConfigurationError, naming the collective `what`, otherwise."""
     if op not in (Average, Sum):
         raise ConfigurationError(f"{what}: op is {op.value}; expected Average or Sum")
     return op

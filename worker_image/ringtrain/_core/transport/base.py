@@ -1,4 +1,4 @@
-"""Interface between the world and the transport of its bytes."""
+"""Interface of a transport, by which a world sends requests and streams of frames between ranks."""
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
@@ -10,7 +10,7 @@ from ringtrain._core.wire.messages import WireFrame
 
 
 class StreamEnd(Enum):
-    """Reason why a stream or request ended without its answer."""
+    """Reason why a stream or request ended without an answer of the peer."""
 
     CLOSED = "closed"  # the connection broke, or could not be made
     TIMEOUT = "timeout"  # nothing within the deadline
@@ -18,7 +18,7 @@ class StreamEnd(Enum):
 
 
 class StreamBroken(Exception):
-    """A peer did not answer. A peer that answers with a reason raises `PullRefused` instead."""
+    """Error: a peer did not answer. If a peer answers with a refusal, `PullRefused` is raised instead."""
 
     def __init__(self, how: StreamEnd, detail: str) -> None:
         super().__init__(detail)
@@ -27,52 +27,53 @@ class StreamBroken(Exception):
 
 
 class PeerUnreached(StreamBroken):
-    """The request did not arrive: the connection could not be made, or broke before."""
+    """Error: the request did not reach the peer, because no connection could be made, or the connection broke first."""
 
     def __init__(self, detail: str) -> None:
         super().__init__(StreamEnd.CLOSED, detail)
 
 
 class UnexpectedFrame(Exception):
-    """A peer sent another frame than expected: a defect, never a user's mistake."""
+    """Error: a peer sent an unexpected frame, which is a defect of ringtrain, not a mistake of the user."""
 
 
 class FrameStream(Protocol):
-    """Frames from one peer, in order. Both reading methods raise StreamBroken, PullRefused or UnexpectedFrame."""
+    """Stream of frames from one peer, in order. Reads raise StreamBroken, PullRefused or UnexpectedFrame."""
 
     def read_into(self, head: bytes, target: memoryview) -> None:
-        """Wait for the next frame, which must be `head` and as many bytes as `target` has, and store it there.
+        """Wait for the next frame from the peer, check that it has the header `head` and the length of `target`, and
+        store its payload there.
 
         `target`: writable bytes. Its content is undefined after an error.
         """
 
     def end(self) -> None:
-        """Wait for the peer's end of the stream, and release the connection."""
+        """Wait for the end of the stream, and release its connection."""
 
     def cancel(self) -> None:
-        """Make a waiting read raise, from any thread."""
+        """Make a waiting read raise StreamBroken. Any thread may call this."""
 
     def close(self) -> None:
-        """Discard the rest of the stream, and release the connection; only from the reading thread."""
+        """Discard the rest of the stream and release its connection. Only the reading thread may call this."""
 
 
 class TransportCaller(Protocol):
-    """Client of a request that is being served."""
+    """Peer whose request this rank is serving."""
 
     def remaining_s(self) -> float:
-        """Return the seconds until the caller gives up."""
+        """Return the seconds until the caller's timeout."""
 
     def is_active(self) -> bool: ...
 
     def flush(self) -> None:
-        """Send all frames handed out before, because the next one may take a while."""
+        """Send buffered frames at once. Call it before a frame that may take long to produce."""
 
     def on_end(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the case that the caller cancels or ends."""
+        """Register a function to call if the caller cancels the request or disconnects."""
 
 
 class TransportService(Protocol):
-    """Handlers of a rank's incoming requests.
+    """Interface of the object that answers a rank's incoming requests.
 
     `answer` and `pull` may block, and raise PullRefused, or StreamBroken (CLOSED) if the rank is leaving.
     """
@@ -83,43 +84,41 @@ class TransportService(Protocol):
     def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes: ...
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
-        """Yield frames. The caller reads a frame's memory before it requests the next one, and not later."""
+        """Yield the requested frames. The transport reads a frame's memory before it asks for the next one."""
 
 
 class Transport(Protocol):
-    """One rank's connections to all others."""
+    """Interface of one rank's connections to all other ranks."""
 
     @property
     def data_port(self) -> int | None:
-        """Return the port for `pull` if it differs from the port for other requests. Known after `serve`."""
+        """Return the port for `pull`, known after `serve`; None if `pull` uses the port of other requests."""
 
     def use_session(self, peer: int, session: bytes) -> None:
-        """Send `session` with every later request to `peer`."""
+        """Authenticate every later request to `peer` by `session`."""
 
     def use_data_port(self, peer: int, port: int, request: bytes) -> None:
-        """Pull from `peer` on this port, if it can be reached. `request`: a request with the session, which the peer
-        refuses.
-        """
+        """Use this port of `peer` for `pull` if it can be reached. `request`: sent first, as a test."""
 
     def serve(self, service: TransportService) -> None:
-        """Begin to answer. Raises ConfigurationError if the own address can't be used."""
+        """Start to answer requests with `service`. Raises ConfigurationError if this rank's address can't be used."""
 
     def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
-        """Send one request.
+        """Send a request to `peer` and return the future of its reply.
 
         The future raises StreamBroken (PeerUnreached if the request did not arrive) or PullRefused.
 
-        `patient`: wait for a peer that is not up.
+        `patient`: whether to wait for a peer that does not listen yet.
         """
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream: ...
 
     def close(self, grace_s: float) -> None:
-        """Let answers in progress finish within `grace_s`, then close everything."""
+        """Wait up to `grace_s` for answers in progress, then close all connections."""
 
 
 class NoPeersTransport:
-    """Transport of a world of one rank, without peers."""
+    """Transport of a world with a single rank; every request fails."""
 
     data_port = None
 
@@ -132,14 +131,14 @@ class NoPeersTransport:
     def close(self, grace_s: float) -> None: ...
 
     def ask(self, peer: int, method: str, request: bytes, timeout_s: float, patient: bool = False) -> "Future[bytes]":
-        raise StreamBroken(StreamEnd.CLOSED, "no such rank")
+        raise StreamBroken(StreamEnd.CLOSED, f"the world has only one rank, so rank {peer} does not exist")
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> FrameStream:
-        raise StreamBroken(StreamEnd.CLOSED, "no such rank")
+        raise StreamBroken(StreamEnd.CLOSED, f"the world has only one rank, so rank {peer} does not exist")
 
 
 class TransportStatus:
-    """gRPC status codes that are used here."""
+    """gRPC status codes that the transport sends or understands."""
 
     OK: Final = 0
     UNKNOWN: Final = 2
@@ -151,14 +150,14 @@ class TransportStatus:
 
 
 def status_of(error: PullRefused | StreamBroken) -> tuple[int, str]:
-    """Return the gRPC code and message for an error of a service."""
+    """Return the gRPC status code and message by which a service's error is sent to the caller."""
     if isinstance(error, PullRefused):
         return TransportStatus.FAILED_PRECONDITION, error.failure.encode()
     return TransportStatus.UNAVAILABLE, str(error)
 
 
 def transport_error_of(code: int, message: str) -> PullRefused | StreamBroken:
-    """Return the error for a status other than OK."""
+    """Return the error that a received gRPC status other than OK stands for; the inverse of `status_of`."""
     if code == TransportStatus.FAILED_PRECONDITION:
         return PullRefused(WorldFailure.decode(message))
     if code == TransportStatus.UNKNOWN:  # the peer's handler raised: a defect, and the peer has printed it

@@ -1,4 +1,4 @@
-"""Reads and writes of a socket, with deadlines and without a copy; and the queue of frames to send."""
+"""Buffered reads and writes of a socket with deadlines and few copies, and the queue of HTTP/2 frames to send."""
 
 import contextlib
 import errno
@@ -33,10 +33,10 @@ _Socket = socket.socket | TlsSocket
 
 
 class SocketChannel:
-    """Connected stream socket. One thread uses it; `shut` may be called from any thread."""
+    """Connected TCP socket with a read buffer. One thread uses it; other threads may call only `shut`."""
 
     def __init__(self, sock: socket.socket, keepalive_s: float, tick_s: float = TICK_S) -> None:
-        """Configure the socket. `tick_s`: the delay with which a read notices its deadline."""
+        """Set the options of the connected socket. `tick_s`: how late a read may notice its deadline."""
         self._sock: _Socket = sock
         self._buffer = bytearray(BUFFER_BYTES)
         self._view = memoryview(self._buffer)
@@ -52,10 +52,13 @@ class SocketChannel:
         with contextlib.suppress(OSError):
             self.peer = "{}:{}".format(*sock.getpeername()[:2])
 
-    peer = "a peer that has gone"
+    peer = "a peer that has disconnected"
 
     def secure(self, tls: TlsIdentity, is_client: bool, deadline: float) -> None:
-        """Start TLS, before anything is read or sent. Raises ConnectionLost."""
+        """Start TLS; nothing may have been read or sent before. Raises ConnectionLost if that fails.
+
+        `is_client`: whether this side began the connection.
+        """
         assert isinstance(self._sock, socket.socket)
         try:
             wrapped = self._sock = tls.wrap(self._sock, is_client)
@@ -64,29 +67,29 @@ class SocketChannel:
         wrapped.shake_hands(TICK_S, deadline)
 
     def peek(self) -> bytes:
-        """Wait for a byte, and return it without consuming it; before `secure`."""
+        """Wait for the first byte and return it without consuming it. Call this only before `secure`."""
         first = bytearray(1)
         self._received(memoryview(first), socket.MSG_PEEK)
         return bytes(first)
 
     @property
     def buffered(self) -> memoryview:
-        """Return the bytes that were read and not consumed. Valid until the next call."""
+        """Return the bytes in the read buffer that were not consumed. Valid until the next call."""
         return self._view[self._start : self._end]
 
     def held(self) -> int:
-        """Return the number of bytes that were read and not consumed."""
+        """Return the number of bytes in the read buffer that were not consumed."""
         return self._end - self._start
 
     def take(self, count: int) -> memoryview:
-        """Wait for `count` bytes, at most BUFFER_BYTES, and return them. Valid until the next call."""
+        """Wait for `count` bytes, at most BUFFER_BYTES, consume and return them. Valid until the next call."""
         if self._end - self._start < count:
             self._await(count)
         self._start += count
         return self._view[self._start - count : self._start]
 
     def take_if(self, expected: bytes, first: int) -> bool:
-        """Consume `expected` if these are the next bytes; otherwise nothing.
+        """Consume the next bytes and return True if they equal `expected`; otherwise consume nothing.
 
         Waits for more than the `first` bytes only if those are as expected.
         """
@@ -114,7 +117,7 @@ class SocketChannel:
                 self._check_deadline()
 
     def look(self, wait: bool = False) -> bool:
-        """Read available bytes without waiting, or after waiting for one tick. Return whether there were any."""
+        """Read available bytes into the buffer; with `wait`, wait one tick for them. Return whether any arrived."""
         self._to_front()
         if self._end == BUFFER_BYTES:
             return False
@@ -146,7 +149,7 @@ class SocketChannel:
                 parts = _parts_without_sent(parts, sent)
 
     def shut(self) -> None:
-        """Make every call fail with ConnectionLost, including waiting ones."""
+        """Make every call, including waiting ones, fail with ConnectionLost. Any thread may call this."""
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
 
@@ -157,7 +160,7 @@ class SocketChannel:
         return self._sock.fileno()
 
     def _await(self, count: int) -> None:
-        """Wait until `count` bytes, at most BUFFER_BYTES, are in the buffer."""
+        """Wait until the read buffer has `count` bytes, at most BUFFER_BYTES."""
         if self._end - self._start >= count:
             return
         if self._start == self._end:
@@ -197,7 +200,7 @@ def _socket_error_reason(error: OSError) -> str:
 
 
 def _parts_without_sent(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
-    """Return the rest of `parts` after the first `sent` bytes."""
+    """Return `parts` without their first `sent` bytes."""
     left: list[Buffer] = []
     for part in parts:
         if sent < len(part):
@@ -207,7 +210,7 @@ def _parts_without_sent(parts: Sequence[Buffer], sent: int) -> list[Buffer]:
 
 
 def _share_the_link(sock: socket.socket) -> None:
-    """Configure the socket so that connections of one host share its link evenly, as far as the system supports it."""
+    """Set socket options by which connections of one host share its network link evenly, if the system has them."""
     with contextlib.suppress(OSError):
         if sock.getpeername()[0] == sock.getsockname()[0]:
             return  # both ends are on one host
@@ -220,7 +223,7 @@ def _share_the_link(sock: socket.socket) -> None:
 
 
 def _keep_alive(sock: socket.socket, keepalive_s: float) -> None:
-    """Enable keepalive probes, so that middleboxes do not drop an idle connection and a dead peer is noticed."""
+    """Enable TCP keepalive, so that middleboxes do not drop an idle connection and a dead peer is noticed."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     seconds = max(1, int(keepalive_s))
     for name, value in (("TCP_KEEPIDLE", seconds), ("TCP_KEEPINTVL", seconds), ("TCP_KEEPCNT", 3)):
@@ -234,7 +237,7 @@ _PREFIX: Final = struct.Struct(">BI")  # gRPC's prefix: compressed or not, lengt
 
 
 class FrameSender:
-    """Sender of the frames of one call at a time."""
+    """Queue and flow control of outgoing HTTP/2 frames, for one call at a time."""
 
     def __init__(self, channel: SocketChannel) -> None:
         self._channel = channel
@@ -255,25 +258,25 @@ class FrameSender:
         self._stream_window = self._initial_window
 
     def set(self, name: int, value: int) -> None:
-        """Apply a setting of the peer."""
+        """Apply a setting of the peer: `name` is its HTTP/2 identifier."""
         if name == Http2Setting.INITIAL_WINDOW_SIZE:
             if value > frames.MAX_WINDOW:
-                raise ProtocolError(f"an initial window of {value} bytes")
+                raise ProtocolError(f"the peer set an initial window above {frames.MAX_WINDOW} bytes: {value}")
             self._stream_window += value - self._initial_window
             self._initial_window = value
         elif name == Http2Setting.MAX_FRAME_SIZE:
             if not frames.LEAST_FRAME <= value <= frames.LARGEST_FRAME:
-                raise ProtocolError(f"a frame size of {value} bytes")
+                raise ProtocolError(f"the peer set a frame size of {value} bytes, which HTTP/2 does not allow")
             self._frame_bytes = value
 
     def widen(self, stream: int, more: int) -> None:
-        """Apply a window update of the peer."""
+        """Apply a window update of the peer: `more` bytes for `stream`, or for the connection if `stream` is 0."""
         if stream == 0:
             self._window += more
         elif stream == self._stream:
             self._stream_window += more
         if more == 0 or max(self._window, self._stream_window) > frames.MAX_WINDOW:
-            raise ProtocolError(f"a window update by {more} on stream {stream}")
+            raise ProtocolError(f"the peer sent a window update by {more} on stream {stream}, which is not allowed")
 
     # Output
 
@@ -283,15 +286,15 @@ class FrameSender:
         self._queued_bytes += len(frame)
 
     def put_block(self, block: bytes, end: bool) -> None:
-        """Queue headers, or trailers if `end`. `block`: bytes, fewer than the smallest maximum frame size."""
+        """Queue a HEADERS frame with `block`; with `end`, these are trailers. `block` must fit one frame."""
         flags = frames.END_HEADERS | (frames.END_STREAM if end else 0)
         self.put(frames.http2_frame(Http2FrameType.HEADERS, flags, self._stream, block))
 
     def send_message(self, head: bytes, payload: Buffer, end: bool, wait: Callable[[], None]) -> None:
-        """Send `head` and `payload` as one gRPC message; a short one waits for `flush`.
+        """Send `head` and `payload` as one gRPC message; a short message is queued until `flush`.
 
-        A long `payload` is not copied, and may be reused on return. `wait`: reads the peer's next frame while its
-        windows are full; may raise.
+        A long `payload` is not copied, and may be reused on return. `end`: whether this is the last message of the
+        call. `wait`: called while the peer's windows are full; reads the peer's next frame, and may raise.
         """
         total = frames.PREFIX_BYTES + len(head) + len(payload)
         if total <= min(self._frame_bytes, self._window, self._stream_window):
@@ -335,12 +338,13 @@ class FrameSender:
 
 
 def _cut_payload(front: bytes, payload: Buffer, start: int, stop: int) -> tuple[bytes, memoryview]:
-    """Return bytes `start` to `stop` of the concatenation of `front` and `payload`, as the parts of each."""
+    """Return bytes `start` to `stop` of `front` + `payload` in two parts: bytes of `front`, and a view of `payload`."""
     length = len(front)
     return front[start:stop], memoryview(payload)[max(start - length, 0) : max(stop - length, 0)]
 
 
 def stream_prefix_of(data: Buffer) -> tuple[int, int]:
-    """Return from gRPC's message prefix whether the message is compressed, and its length."""
+    """Decode gRPC's message prefix. Return the compression flag (1 for a compressed message) and the message's
+    length."""
     compressed, length = _PREFIX.unpack_from(data)
     return int(compressed), int(length)

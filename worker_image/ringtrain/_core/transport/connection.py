@@ -1,4 +1,4 @@
-"""One end of an HTTP/2 connection that carries one call at a time (RFC 9113)."""
+"""HTTP/2 connection (RFC 9113), as client or server, that carries one gRPC call at a time."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ _UNHEARD_BYTES: Final = 8 << 20
 
 
 class Http2Connection:
-    """Frames over a channel. `window`: bytes that the peer may send before a window update.
+    """Client's or server's side of an HTTP/2 connection. `window`: bytes that the peer may send without an update.
 
     Used by one thread at a time. Methods raise ConnectionLost, DeadlinePassed, ProtocolError; and StreamReset if the
     peer has cancelled the call.
@@ -74,22 +74,23 @@ class Http2Connection:
     # Output
 
     def open_stream(self, block: bytes) -> None:
-        """Begin a call with the next number. Only for a client."""
+        """Begin the next call with the request headers `block`. Only a client calls this."""
         self._begin(self.stream + 2 if self.stream else 1)
         self._sender.put_block(block, end=False)
 
     def send_block(self, block: bytes, end: bool) -> None:
-        """Queue headers, or trailers if `end`."""
+        """Queue the headers `block`; with `end`, these are the call's trailers."""
         self._sender.put_block(block, end)
 
     def end_call(self) -> None:
-        """End the call on this side: later frames of its stream are ignored."""
+        """End the current call on this side; frames of it that still arrive are ignored."""
         self.is_open = self.was_reset = False
 
     def send_message(self, head: bytes, payload: Buffer, end: bool = False) -> None:
-        """Send `head` and `payload` as one message; a short one waits for `flush`.
+        """Send `head` and `payload` as one gRPC message; a short message is queued until `flush`.
 
-        A long `payload` is not copied, and may be reused on return.
+        A long `payload` is not copied, and may be reused on return. `end`: whether this is the last message of the
+        call.
         """
         self._sender.send_message(head, payload, end, self._await_frame)
         self._unheard += len(payload)
@@ -118,15 +119,15 @@ class Http2Connection:
     # Input
 
     def look(self) -> None:
-        """Process the peer's frames that have already arrived.
+        """Process the frames of the peer that have arrived, without waiting.
 
-        Stops after a reset, because the following frames belong to the next call.
+        Stops at unread data; and after a reset, because the following frames belong to the next call.
         """
         while not (self.was_reset or self._data_left or self._padding_left) and self._has_frame():
             self._read_frame()
 
     def read_data(self, target: memoryview) -> int:
-        """Fill `target` with data of the stream; less only if the stream ends. Return the number of bytes."""
+        """Fill `target` with data of the call. Return the number of bytes, fewer than requested only at the end."""
         at = 0
         while at < len(target):
             if self._data_left == 0 and not self._next_data():
@@ -138,10 +139,10 @@ class Http2Connection:
         return at
 
     def read_message(self, head: bytes, target: memoryview) -> bool:
-        """Fill `target` if the next message is `head` and as many bytes as `target` has, in one frame.
+        """Read the next message into `target` if it is one frame of `head` and `len(target)` bytes, and return True.
 
-        That is the form in which ringtrain's peers send, with headers before the first message. Otherwise consume no
-        data; `read_data` then reads it in any form.
+        Ringtrain's peers send messages in this form, with headers before the first message. For a message in another
+        form consume no data and return False; `read_data` reads any form.
         """
         if self._data_left or self._padding_left or self.has_ended:
             return False
@@ -154,7 +155,7 @@ class Http2Connection:
         return True
 
     def _took_block(self, flags: int, block: bytes) -> bool:
-        """Return whether a frame with this header block was next, and was consumed."""
+        """Consume the next frame and return True if it has exactly the header block `block`; otherwise return False."""
         frame = frames.http2_frame(Http2FrameType.HEADERS, flags, self.stream, block)
         if not self.channel.take_if(frame, frames.HEADER_BYTES):
             return False
@@ -162,14 +163,14 @@ class Http2Connection:
         return True
 
     def take_rest(self) -> bytes | None:
-        """Return the rest of the stream, if it has ended and fits the channel's buffer; else None."""
+        """Wait for the rest of the call's data and return it; None unless it is one frame that fits the buffer."""
         if not self.has_ended or self._padding_left or self._data_left > BUFFER_BYTES:
             return None
         count, self._data_left = self._data_left, 0
         return bytes(self.channel.take(count))
 
     def _next_data(self) -> bool:
-        """Read frames up to the next one with data; False at the end of the stream."""
+        """Read frames until a frame has data. Return False if the call ended first."""
         while self._data_left == 0:
             self._skip(self._padding_left)
             self._padding_left = 0
@@ -179,7 +180,7 @@ class Http2Connection:
         return True
 
     def at_end(self) -> bool:
-        """Wait for the end of the stream; False if there is more data."""
+        """Wait for the end of the call. Return False if more data comes instead."""
         if self._data_left or self._padding_left or self.has_ended or not self.blocks:
             return self._data_left == 0 and not self._next_data()
         if self._took_block(frames.END_HEADERS | frames.END_STREAM, trailer_block(TransportStatus.OK, "", only=False)):
@@ -187,7 +188,7 @@ class Http2Connection:
         return not self._next_data()
 
     def _has_frame(self) -> bool:
-        """Return whether a whole frame has arrived.
+        """Return whether a frame has arrived completely; first read what is available, without waiting.
 
         DATA needs only its header, because its payload is read separately.
         """
@@ -198,7 +199,7 @@ class Http2Connection:
             return True
         if head.length > MAX_BLOCK_BYTES:
             raise ProtocolError(
-                f"a frame of type {head.kind} has {head.length} bytes; expected at most {MAX_BLOCK_BYTES}"
+                f"the peer sent frame type {head.kind} with {head.length} bytes; expected at most {MAX_BLOCK_BYTES}"
             )
         return self._is_there(frames.HEADER_BYTES + head.length)
 
@@ -214,16 +215,16 @@ class Http2Connection:
         else:
             if head.length > MAX_BLOCK_BYTES:
                 raise ProtocolError(
-                    f"a frame of type {head.kind} has {head.length} bytes; expected at most {MAX_BLOCK_BYTES}"
+                    f"the peer sent frame type {head.kind} with {head.length} bytes; expected at most {MAX_BLOCK_BYTES}"
                 )
             self._on_control(head, bytes(self.channel.take(head.length)))
 
     def _on_data(self, head: Http2FrameHead) -> None:
         if head.stream == 0 or head.stream > self._newest:
-            raise ProtocolError(f"data on stream {head.stream} while stream {self._newest} is the newest")
+            raise ProtocolError(f"the peer sent data on stream {head.stream}, but the newest stream is {self._newest}")
         mine = head.stream == self.stream and self.is_open and not self.has_ended
         if mine and not self.blocks:
-            raise ProtocolError("data before headers")
+            raise ProtocolError("the peer sent data before headers")
         self._grant(head.length, mine)
         if not mine:  # of a cancelled call
             self._skip(head.length)
@@ -232,12 +233,15 @@ class Http2Connection:
         if head.flags & frames.PADDED:
             padding = self.channel.take(1)[0] + 1
             if padding > head.length:
-                raise ProtocolError("padding longer than its frame")
+                raise ProtocolError("the peer sent padding longer than its frame")
         self._data_left, self._padding_left = head.length - padding, max(padding - 1, 0)
         self.has_ended = bool(head.flags & frames.END_STREAM)
 
     def _grant(self, count: int, mine: bool) -> None:
-        """Send a window update when half of the window is used."""
+        """Count received bytes, and send the peer a window update when half of the window is used.
+
+        `mine`: whether the bytes belong to the current call, rather than to a cancelled one.
+        """
         owed = self._owed
         owed[0] += count
         if mine:
@@ -251,12 +255,12 @@ class Http2Connection:
 
     def _on_block(self, head: Http2FrameHead) -> None:
         if head.kind != Http2FrameType.HEADERS or head.stream % 2 == 0:
-            raise ProtocolError(f"a frame of type {head.kind} on stream {head.stream}")
+            raise ProtocolError(f"the peer sent a frame of type {head.kind} on stream {head.stream}; expected HEADERS")
         fields = self._fields(head)
         if head.stream > self._newest:
             self._newest = head.stream
             if self._is_client:
-                raise ProtocolError(f"headers on stream {head.stream}, which is not open")
+                raise ProtocolError(f"the peer sent headers on stream {head.stream}, which is not open")
             if self.is_open:  # one call at a time: gRPC repeats the request
                 self._reply(frames.http2_reset(head.stream, Http2ErrorCode.REFUSED_STREAM))
             else:
@@ -270,13 +274,13 @@ class Http2Connection:
         while not head.flags & frames.END_HEADERS:
             head = frames.http2_head_of(self.channel.take(frames.HEADER_BYTES))
             if head.kind != Http2FrameType.CONTINUATION:
-                raise ProtocolError("a header block that is not continued")
+                raise ProtocolError("the peer sent a header block that is not continued")
             block += self._fragment(head, len(block))
         return self._blocks.read(block)
 
     def _fragment(self, head: Http2FrameHead, before: int = 0) -> bytes:
         if head.length + before > MAX_BLOCK_BYTES:
-            raise ProtocolError(f"headers of more than {MAX_BLOCK_BYTES} bytes")
+            raise ProtocolError(f"the peer sent headers of more than {MAX_BLOCK_BYTES} bytes")
         payload = bytes(self.channel.take(head.length))
         if head.kind == Http2FrameType.CONTINUATION:
             return payload
@@ -286,7 +290,7 @@ class Http2Connection:
 
     def _on_control(self, head: Http2FrameHead, payload: bytes) -> None:
         if len(payload) % _UNITS.get(head.kind, 1) or (head.kind in _ONE_UNIT and len(payload) != _UNITS[head.kind]):
-            raise ProtocolError(f"a frame of type {head.kind} has {len(payload)} bytes, which HTTP/2 does not allow")
+            raise ProtocolError(f"the peer sent a frame of type {head.kind} with a wrong length, {len(payload)} bytes")
         if head.kind == Http2FrameType.SETTINGS and not head.flags & frames.ACK:
             for name, value in frames.http2_settings_of(payload):
                 self._sender.set(name, value)

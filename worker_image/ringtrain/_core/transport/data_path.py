@@ -1,4 +1,4 @@
-"""Connections to peers' data ports: dialled once and reused for later Pulls."""
+"""Connections to the data ports of peers, opened once and reused for later Pull requests (for tensor data)."""
 
 import contextlib
 import logging
@@ -31,7 +31,7 @@ _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
 
 class SocketFrameStream:
-    """Frames of one Pull. `give_back` receives the connection if another call may follow on it."""
+    """Frames of one Pull request over a data port. `give_back`: called with the connection if it can be reused."""
 
     def __init__(self, connection: Http2Connection, give_back: Callable[[Http2Connection], None]) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class SocketFrameStream:
         self._cancelled = self._done = False
 
     def ask(self, request: bytes, authority: str, timeout_s: float) -> None:
-        """Send the request. Raises StreamBroken."""
+        """Send the Pull `request`. Raises StreamBroken if that fails."""
         connection = self._connection
         connection.channel.deadline = time.monotonic() + timeout_s
         try:
@@ -61,7 +61,7 @@ class SocketFrameStream:
     def end(self) -> None:
         try:
             if not self._connection.at_end():
-                raise UnexpectedFrame("it sent too much")
+                raise UnexpectedFrame("the peer sent more data than expected")
             self._check_status()
         except _ENDS as error:
             raise self._broken(error) from error
@@ -80,36 +80,34 @@ class SocketFrameStream:
             self._connection.channel.close()
 
     def _read_other(self, head: bytes, target: memoryview) -> None:
-        """Read a frame that is not in the form in which ringtrain's peers send."""
+        """Read the next frame from a server that divides messages differently from ringtrain's own."""
         front = self._front
         count = self._connection.read_data(front)
         if count == 0:
             self._check_status()
-            raise UnexpectedFrame("it ended too early")
+            raise UnexpectedFrame("the stream ended too early")
         compressed, length = stream_prefix_of(front) if count >= PREFIX_BYTES else (0, 0)
         if compressed or length != HEADER_BYTES + len(target) or front[PREFIX_BYTES:] != head:
             came = bytes(front[PREFIX_BYTES : min(count, PREFIX_BYTES + length)])
             raise UnexpectedFrame(describe_difference(head, len(target), came, max(length - HEADER_BYTES, 0)))
         if self._connection.read_data(target) < len(target):
             self._check_status()
-            raise UnexpectedFrame("it ended in the middle of a frame")
+            raise UnexpectedFrame("the stream ended in the middle of a frame")
 
     def _check_status(self) -> None:
-        """Raise the peer's status after the end of the stream, unless it is OK."""
+        """Raise the error that the peer's trailers report; do nothing if the status is OK."""
         fields = self._connection.blocks[-1] if self._connection.blocks else {}
         try:
             status = int(fields.get("grpc-status", ""))
         except ValueError:
             code = fields.get(":status")
-            raise StreamBroken(
-                StreamEnd.CLOSED, f"no status of gRPC at the end of a call (HTTP status {code})"
-            ) from None
+            raise StreamBroken(StreamEnd.CLOSED, f"the call ended without a gRPC status (HTTP status {code})") from None
         if status != TransportStatus.OK:
             raise transport_error_of(status, grpc_message_of(fields))
 
     def _broken(self, error: Exception) -> StreamBroken | PullRefused:
         if self._cancelled:
-            return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
+            return StreamBroken(StreamEnd.CANCELLED, "this rank cancelled the call")
         if isinstance(error, DeadlinePassed):
             return StreamBroken(StreamEnd.TIMEOUT, "nothing within the deadline")
         return StreamBroken(StreamEnd.CLOSED, str(error) or "the call was reset by the peer")
@@ -128,7 +126,7 @@ _SURE_S: Final = 1.0
 
 
 class TransportDataPath:
-    """This rank's data port, and its connections to those of its peers.
+    """This rank's data port (a separate port for tensors, faster than gRPC), and connections to those of peers.
 
     `addresses`: `host:port` by rank. `in_clear`: peers with which it does not use `tls`.
     """
@@ -156,21 +154,19 @@ class TransportDataPath:
         self._idle: dict[int, list[tuple[float, Http2Connection]]] = {}  # with the time of the last use
 
     def serve(self, service: TransportService) -> int | None:
-        """Return the port for Pull; None, with a log line, if no port is available."""
+        """Open this rank's data port and return it; None, with a log line, if no port is available."""
         host, _ = split_address(listening_address(self._addresses[self._rank]))
         try:
             self._server = TransportDataServer(
                 "" if host == "::" else host, service, self._timeout_s, self._tls, bool(self._in_clear)
             )
         except OSError as error:
-            log.warning("rank %d has no data port, which is slower: %s", self._rank, error.strerror)
+            log.warning("rank %d has no data port and uses gRPC, which is slower: %s", self._rank, error.strerror)
             return None
         return self._server.port
 
     def dial(self, peer: int, port: int, request: bytes) -> None:
-        """Begin to dial the data port of `peer`, and send `request`, which it refuses, to authenticate the
-        connection.
-        """
+        """Begin to connect to the data port of `peer` and to authenticate by `request`. Returns at once."""
         host, _ = split_address(self._addresses[peer])
         dialled: Future[Http2Connection | Exception] = Future()
         with self._lock:
@@ -183,7 +179,7 @@ class TransportDataPath:
             try:
                 with self._dials:
                     if self._closed:
-                        raise StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
+                        raise StreamBroken(StreamEnd.CANCELLED, "this rank cancelled the call")
                     dialled.set_result(self._dial_and_test(peer, request))
             except (OSError, StreamBroken) as error:
                 dialled.set_result(error)  # logged on use: the peer may have left
@@ -191,7 +187,8 @@ class TransportDataPath:
         threading.Thread(target=dial, name=f"ringtrain-dial-{peer}", daemon=True).start()
 
     def pull(self, peer: int, request: bytes, timeout_s: float) -> SocketFrameStream | None:
-        """Open a Pull; None if `peer` has no data port that can be reached. Raises StreamBroken."""
+        """Begin a Pull from `peer`. Return None if its data port can't be reached. Raises StreamBroken after
+        `close`."""
         for _ in range(_ATTEMPTS):
             connection = self._connection(peer)
             if connection is None:
@@ -219,7 +216,8 @@ class TransportDataPath:
             connection.channel.close()
 
     def _connection(self, peer: int) -> Http2Connection | None:
-        """Return an idle connection, else a new one; None if the peer has no reachable data port."""
+        """Return an idle or a new connection to the data port of `peer`; None if the peer has none or can't be
+        reached."""
         if peer not in self._authorities:
             return None
         while True:
@@ -245,7 +243,7 @@ class TransportDataPath:
         return None
 
     def _dial(self, peer: int) -> Http2Connection:
-        """Connect to the peer's data port. Raises OSError or StreamBroken."""
+        """Open a connection to the data port of `peer`. Raises OSError or StreamBroken if that fails."""
         sock = socket.create_connection(split_address(self._authorities[peer]), timeout=self._timeout_s * _DIAL_SHARE)
         try:
             channel = SocketChannel(sock, self._timeout_s / 6)
@@ -261,7 +259,7 @@ class TransportDataPath:
             raise StreamBroken(StreamEnd.CLOSED, str(error)) from error
 
     def _dial_and_test(self, peer: int, request: bytes) -> Http2Connection:
-        """Return a connection on which one call was answered, which shows that no middlebox blocks it."""
+        """Open a connection to `peer` and send `request` as a test, because a middlebox may block data. Return it."""
         connection = self._dial(peer)
         stream = SocketFrameStream(connection, lambda connection: None)
         try:
@@ -281,8 +279,7 @@ class TransportDataPath:
             was_reported, self._is_reported = self._is_reported or self._closed, True
         if not was_reported:
             log.warning(
-                "rank %d can't reach the data port %s of rank %d (%s): it uses the port of the ring "
-                "instead, which is slower",
+                "rank %d can't reach the data port %s of rank %d (%s) and uses gRPC instead, which is slower",
                 self._rank, self._authorities[peer], peer, error,
             )  # fmt: skip
 
@@ -295,7 +292,7 @@ class TransportDataPath:
 
 
 def _is_alive(connection: Http2Connection) -> bool:
-    """Return whether the peer has not closed an idle connection."""
+    """Return whether the peer has not closed this idle connection."""
     try:
         connection.look()
     except (ConnectionLost, ProtocolError, DeadlinePassed):

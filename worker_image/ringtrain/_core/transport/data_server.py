@@ -1,4 +1,4 @@
-"""Server of the data port: answers only Pull, and only with a session."""
+"""Server of the data port, which sends tensor data to authenticated ranks and answers no other requests."""
 
 import contextlib
 import logging
@@ -28,7 +28,7 @@ _IDLE_CLOSE_S: Final = 10.0
 
 
 class TransportDataServer:
-    """Server on a free port of `host` ("" for all interfaces).
+    """Server of this rank's data port: a free port of `host` ("" for all interfaces).
 
     Connections in use have a thread each; idle ones share one.
     """
@@ -41,7 +41,7 @@ class TransportDataServer:
         tls: TlsIdentity | None = None,
         also_in_clear: bool = False,
     ) -> None:
-        """Listen and start to accept. `also_in_clear`: whether callers may connect without TLS although `tls` is set.
+        """Listen and start to accept. `also_in_clear`: whether callers without TLS are allowed although `tls` is set.
 
         Raises OSError if no port is available.
         """
@@ -61,7 +61,7 @@ class TransportDataServer:
         self._acceptor.start()
 
     def close(self, grace_s: float) -> None:
-        """Let calls in progress finish within `grace_s`; then close everything."""
+        """Wait up to `grace_s` for calls in progress, then close the port and all connections."""
         with self._changed:
             self._closing = True
             self._changed.wait_for(lambda: not any(one.is_busy for one in self._serving), grace_s)
@@ -82,7 +82,8 @@ class TransportDataServer:
         self._listener.close()
 
     def enter(self, one: Http2CallServing, busy: bool) -> bool:
-        """Record that `one` begins or ends a call. Return whether it may continue."""
+        """Record that connection `one` begins a call (`busy` is True) or ends a call. Return False if the server is
+        closing."""
         with self._changed:
             one.is_busy = busy and not self._closing
             if self._closing:
@@ -123,12 +124,9 @@ class TransportDataServer:
         return threading.Thread(target=self._serve, args=(one,), name="ringtrain-data", daemon=True)
 
     def _close_unauthenticated(self, one: Http2CallServing) -> None:
-        """Close `one`, which has shown no session in time."""
+        """Close connection `one`, whose caller has not authenticated in time."""
         if not self._closing:
-            self._complaints.say(
-                f"the data port closed a connection from {one.peer}: it has shown no session, and newer ones came or "
-                f"its time was over"
-            )
+            self._complaints.say(f"the data port closed a connection from {one.peer}, which had not authenticated yet")
         one.shut()
 
     def _serve(self, one: Http2CallServing) -> None:
@@ -148,7 +146,7 @@ class TransportDataServer:
                         one.close()
 
     def _resume(self, one: Http2CallServing) -> None:
-        """Start a thread for `one`, on which data has arrived, or which has ended."""
+        """Start a thread for the idle connection `one`, because data has arrived or it has ended."""
         with self._changed:
             if self._closing:
                 return
@@ -157,7 +155,7 @@ class TransportDataServer:
 
 
 class _IdleHttp2Connections:
-    """Idle connections, watched by one thread, which calls `resume(connection)` when data arrives on one."""
+    """Thread that watches all idle connections and calls `resume(connection)` when data arrives."""
 
     def __init__(self, resume: Callable[[Http2CallServing], None]) -> None:
         self._resume = resume
@@ -169,12 +167,12 @@ class _IdleHttp2Connections:
         self._thread.start()
 
     def add(self, connection: Http2CallServing) -> None:
-        """Watch `connection`, which no other thread may read until it is resumed."""
+        """Watch `connection`. No other thread may read from it until `resume` is called."""
         with self._lock:
             self._selector.register(connection.fileno(), selectors.EVENT_READ, connection)
 
     def close(self) -> None:
-        """Stop the thread. The connections belong to the threads that added them."""
+        """Stop the thread. Does not close the connections."""
         with contextlib.suppress(OSError):
             self._wake_write.send(b"\0")
         self._thread.join(_IDLE_CLOSE_S)

@@ -1,4 +1,4 @@
-"""One connection to the data port, from its first byte to its last."""
+"""Server's side of one connection to the data port."""
 
 import contextlib
 import logging
@@ -43,7 +43,7 @@ _ENDS: Final = (ConnectionLost, DeadlinePassed, ProtocolError, StreamReset)
 
 
 class _NextHttp2Call(Enum):
-    """Next event on a connection that waits for a call."""
+    """Result of waiting for the next call on a connection."""
 
     CALL = auto()
     NOTHING_YET = auto()
@@ -51,7 +51,7 @@ class _NextHttp2Call(Enum):
 
 
 class Http2CallServing:
-    """Server of one connection, which answers one call after the other.
+    """Server of one connection to the data port, which answers its calls one after the other.
 
     `enter(self, busy)`: called when a call begins and ends; returns False to stop.
     """
@@ -82,23 +82,23 @@ class Http2CallServing:
 
     @property
     def peer(self) -> str:
-        """Return the address of the other end."""
+        """Return the address of the client."""
         return self._channel.peer
 
     def shut(self) -> None:
-        """Shut the connection down, from another thread."""
+        """Shut the connection down, so that the thread that serves it ends."""
         self._channel.shut()
 
     def close(self) -> None:
-        """Close a connection that no thread uses."""
+        """Close the connection. No thread may be serving it."""
         self._channel.close()
 
     def fileno(self) -> int:
-        """Return the descriptor of the connection's socket."""
+        """Return the file descriptor of the connection's socket."""
         return self._channel.fileno()
 
     def run(self) -> bool:
-        """Answer calls until the connection ends; return True if it is idle: run it again when data has arrived."""
+        """Answer calls. Return True if the connection is idle, False if it has ended; call again when data arrives."""
         with contextlib.suppress(ConnectionLost, DeadlinePassed):
             connection = self._connection
             if connection is None:
@@ -115,17 +115,17 @@ class Http2CallServing:
                 self._refuse(connection, str(error))
             except DeadlinePassed:
                 if not self.is_proven:
-                    self._refuse(connection, f"no request within {_REQUEST_S:g} s")
+                    self._refuse(connection, f"the peer sent no request within {_REQUEST_S:g} s")
         self._channel.close()
         return False
 
     def _begin(self, connection: Http2Connection) -> None:
         if bytes(self._channel.take(len(PREFACE))) != PREFACE:
-            raise ProtocolError("it does not begin with the preface of HTTP/2")
+            raise ProtocolError("the peer does not begin with the preface of HTTP/2")
         self._connection = connection
 
     def _is_secured(self) -> bool:
-        """Return whether the connection is encrypted as required."""
+        """Start TLS if this server requires it. Return False, after closing the connection, if that fails."""
         try:
             # A peer knows its own site and this one's: a caller without TLS is in this site, or has no valid session.
             in_clear = self._also_in_clear and self._channel.peek() == PREFACE[:1]
@@ -138,7 +138,7 @@ class Http2CallServing:
             return False
 
     def _serve(self, connection: Http2Connection) -> bool:
-        """Answer calls. Return whether the connection is idle; otherwise it ends."""
+        """Answer calls one after the other. Return whether the connection is idle; False if it must be closed."""
         while (following := self._await_call(connection)) is _NextHttp2Call.CALL and self._enter(self, True):
             try:
                 self._answer(connection)
@@ -150,9 +150,8 @@ class Http2CallServing:
         return following is _NextHttp2Call.NOTHING_YET
 
     def _await_call(self, connection: Http2Connection) -> _NextHttp2Call:
-        """Wait for the next call: for a while from a peer, and from an unauthenticated caller until its time is
-        over.
-        """
+        """Wait for the next call: a short time for an authenticated peer, for any other caller until its time limit is
+        reached."""
         newest = connection.stream
         waits_until = time.monotonic() + _STAY_S
         self._channel.deadline = time.monotonic() + _REQUEST_S
@@ -172,7 +171,7 @@ class Http2CallServing:
         return _NextHttp2Call.CALL
 
     def _answer(self, connection: Http2Connection) -> None:
-        """Answer one call, from its headers to its trailers."""
+        """Answer one call: read its request, send frames, and end it with trailers."""
         self._has_begun = False
         try:
             status, message = self._serve_pull(connection)
@@ -184,10 +183,10 @@ class Http2CallServing:
         connection.send_block(trailer_block(status, message, only=not self._has_begun), end=True)
         connection.flush()
         if not self.is_proven:
-            raise ProtocolError(message or "it has no session")
+            raise ProtocolError(message or "the peer has no session")
 
     def _serve_pull(self, connection: Http2Connection) -> tuple[int, str]:
-        """Send the service's frames to the caller; return the status."""
+        """Send the requested frames to the caller. Return the call's gRPC status and message."""
         timeout_s = _checked_stream_timeout(connection.blocks[0])
         request = _read_pull_request(connection)
         self._channel.deadline = time.monotonic() + timeout_s
@@ -210,7 +209,7 @@ class Http2CallServing:
         except _ENDS:
             raise
         except Exception as error:  # a defect of ringtrain: the caller must not wait for its deadline
-            log.exception("a pull failed")
+            log.exception("sending tensor data to a rank failed")
             return TransportStatus.UNKNOWN, f"{type(error).__name__}: {error}"
         finally:
             caller.leave()
@@ -227,7 +226,7 @@ class Http2CallServing:
 
 
 class Http2Caller:
-    """Caller of the current request. Used by the thread that serves it."""
+    """Peer whose Pull this connection is serving. Only the serving thread uses it."""
 
     def __init__(self, connection: Http2Connection, deadline: float) -> None:
         self._connection = connection
@@ -256,9 +255,9 @@ class Http2Caller:
         self._callbacks.append(callback)
 
     def status(self) -> tuple[int, str]:
-        """Return the status of a call whose frames were all sent, or that was cancelled while it waited for one."""
+        """Return the gRPC status of the served call after all frames were sent, or after the caller cancelled it."""
         if self._has_caller_left:
-            raise ConnectionLost("closed by the peer")
+            raise ConnectionLost("the peer closed the connection")
         if self._connection.was_reset:
             raise StreamReset
         if self.remaining_s() <= 0:
@@ -266,14 +265,14 @@ class Http2Caller:
         return TransportStatus.OK, ""
 
     def leave(self) -> None:
-        """Run the callbacks if the caller did not wait for the end."""
+        """Run the callbacks of `on_end` if the caller has cancelled the call, disconnected or timed out."""
         if self._has_caller_left or self._connection.was_reset or self.remaining_s() <= 0:
             for callback in self._callbacks:
                 callback()
 
 
 class _Http2Objection(Exception):
-    """A call that is not for the service."""
+    """Error: a call that is malformed or not a Pull request. `status`: gRPC status to answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -281,11 +280,11 @@ class _Http2Objection(Exception):
 
 
 def _checked_stream_timeout(fields: Fields) -> float:
-    """Return the caller's timeout in seconds. Raises _Http2Objection if this is not a Pull."""
+    """Return the caller's timeout in seconds. Raises _Http2Objection if the headers are not those of a Pull."""
     if fields.get(":method") != "POST" or not fields.get("content-type", "").startswith(CONTENT_TYPE):
-        raise _Http2Objection(TransportStatus.INTERNAL, "not a call of gRPC")
+        raise _Http2Objection(TransportStatus.INTERNAL, "the request is not a gRPC call")
     if fields.get(":path") != PULL_PATH:
-        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, f"no method {fields.get(':path', '')[:100]} here")
+        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, f"method {fields.get(':path', '')[:100]} does not exist")
     try:
         return timeout_of(fields) or _NO_TIMEOUT_S
     except ValueError as error:
@@ -293,26 +292,28 @@ def _checked_stream_timeout(fields: Fields) -> float:
 
 
 def _length_in(prefix: bytes | bytearray) -> int:
-    """Return the length of the message behind `prefix`. Raises _Http2Objection."""
+    """Return the length of the message that follows gRPC's `prefix`. Raises _Http2Objection if it is not allowed."""
     if len(prefix) < PREFIX_BYTES:
-        raise _Http2Objection(TransportStatus.INTERNAL, "a call without a message")
+        raise _Http2Objection(TransportStatus.INTERNAL, "the call has no message")
     compressed, length = stream_prefix_of(prefix)
     if compressed:
-        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, "requests can't be compressed here")
+        raise _Http2Objection(
+            TransportStatus.UNIMPLEMENTED, "the request is compressed; expected an uncompressed request"
+        )
     if length > _MOST_REQUEST_BYTES:
         raise _Http2Objection(
-            TransportStatus.INTERNAL, f"a request of {length} bytes; expected at most {_MOST_REQUEST_BYTES}"
+            TransportStatus.INTERNAL, f"the request has {length} bytes; expected at most {_MOST_REQUEST_BYTES}"
         )
     return length
 
 
 def _read_pull_request(connection: Http2Connection) -> bytes:
-    """Read the one message of a request. Raises _Http2Objection."""
+    """Read the request, which must be exactly one message. Raises _Http2Objection for anything else."""
     whole = connection.take_rest()
     if whole is not None and len(whole) == PREFIX_BYTES + _length_in(whole[:PREFIX_BYTES]):
         return whole[PREFIX_BYTES:]
     if whole is not None:
-        raise _Http2Objection(TransportStatus.INTERNAL, "a call with other than one whole message")
+        raise _Http2Objection(TransportStatus.INTERNAL, "the call does not have exactly one whole message")
     prefix = bytearray(PREFIX_BYTES)
     length = _length_in(prefix[: connection.read_data(memoryview(prefix))])
     # In pieces, so that a claimed length alone allocates no memory.
@@ -320,9 +321,9 @@ def _read_pull_request(connection: Http2Connection) -> bytes:
     while length:
         part = bytearray(min(length, _PIECE_BYTES))
         if connection.read_data(memoryview(part)) < len(part):
-            raise _Http2Objection(TransportStatus.INTERNAL, "a message that is shorter than its stated length")
+            raise _Http2Objection(TransportStatus.INTERNAL, "the message is shorter than its stated length")
         parts.append(part)
         length -= len(part)
     if not connection.at_end():
-        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, "a call with several messages")
+        raise _Http2Objection(TransportStatus.UNIMPLEMENTED, "the call has several messages")
     return b"".join(parts)

@@ -1,4 +1,4 @@
-"""Frames of HTTP/2 (RFC 9113) as bytes, and the header blocks of gRPC calls (grpc's PROTOCOL-HTTP2)."""
+"""Encoding of HTTP/2 frames (RFC 9113) and of the header blocks of gRPC calls (grpc's PROTOCOL-HTTP2)."""
 
 import functools
 import re
@@ -31,7 +31,7 @@ PREFIX_BYTES: Final = 5
 
 
 class Http2FrameType(IntEnum):
-    """Types of frames. Others are ignored, as the standard requires."""
+    """HTTP/2 frame types that are understood. Others are ignored, as the standard requires."""
 
     DATA = 0
     HEADERS = 1
@@ -61,14 +61,14 @@ class Http2Setting(IntEnum):
 
 
 class Http2ErrorCode(IntEnum):
-    """Codes for the reset of a stream or connection."""
+    """HTTP/2 error codes that are sent in a reset or GOAWAY frame."""
 
     PROTOCOL_ERROR = 1
     REFUSED_STREAM = 7
 
 
 class Http2FrameHead(NamedTuple):
-    """Fields of the first nine bytes of a frame."""
+    """Decoded header of an HTTP/2 frame, which has nine bytes."""
 
     length: int
     kind: int
@@ -77,7 +77,7 @@ class Http2FrameHead(NamedTuple):
 
 
 def http2_head_of(data: bytes | bytearray | memoryview) -> Http2FrameHead:
-    """Parse the first nine bytes of a frame."""
+    """Decode an HTTP/2 frame header from the first nine bytes of `data`."""
     word, flags, stream = _HEADER.unpack_from(data)
     return Http2FrameHead(word >> 8, word & 0xFF, flags, stream & MAX_STREAM)
 
@@ -91,7 +91,10 @@ def data_head(flags: int, stream: int, length: int) -> bytes:
 
 
 def message_front(flags: int, stream: int, head: bytes, payload_bytes: int) -> bytes:
-    """Return the bytes before the payload of a message in its own frame. `head`: the message's beginning."""
+    """Return the bytes that precede the payload of a gRPC message in one DATA frame, including `head`.
+
+    `flags`, `stream`: fields of the frame's header.
+    """
     length = len(head) + payload_bytes
     return _MESSAGE.pack((PREFIX_BYTES + length) << 8, flags, stream, 0, length) + head
 
@@ -107,7 +110,7 @@ def http2_settings(values: dict[Http2Setting, int]) -> bytes:
 
 
 def http2_settings_of(payload: bytes) -> list[tuple[int, int]]:
-    """Decode the result of `http2_settings`. `payload`: a multiple of six bytes."""
+    """Decode the payload of a SETTINGS frame to (name, value) pairs. Its length is a multiple of six."""
     return list(_SETTING.iter_unpack(payload))
 
 
@@ -124,7 +127,7 @@ def http2_goaway(last_stream: int, code: Http2ErrorCode, reason: str) -> bytes:
 
 
 def http2_word_of(payload: bytes) -> int:
-    """Return the 31 bits in a WINDOW_UPDATE or RST_STREAM."""
+    """Return the 31-bit number in the payload of a WINDOW_UPDATE or RST_STREAM frame."""
     return int(_WORD.unpack(payload)[0]) & MAX_STREAM
 
 
@@ -141,7 +144,7 @@ Fields = dict[str, str]
 
 @functools.lru_cache(maxsize=256)  # the same calls are needed in every step
 def request_block(authority: str, timeout_s: float) -> bytes:
-    """Return the headers of a Pull with the timeout `timeout_s`."""
+    """Return the encoded headers of a Pull request with this timeout."""
     milliseconds = min(max(int(timeout_s * 1000), 1), _LARGEST_TIMEOUT_MS)
     return _encoded_http2_fields(
         (":method", "POST"),
@@ -156,12 +159,13 @@ def request_block(authority: str, timeout_s: float) -> bytes:
 
 @functools.cache
 def response_block() -> bytes:
-    """Return the headers before the first message."""
+    """Return the encoded headers that a response begins with."""
     return _encoded_http2_fields((":status", "200"), ("content-type", CONTENT_TYPE))
 
 
 def trailer_block(status: int, message: str, only: bool) -> bytes:
-    """Return the trailers that end a call. `only`: there were no headers."""
+    """Return the encoded trailers that end a call. `only`: whether no headers were sent, so that the trailers include
+    them."""
     return (
         _ok_block(only)
         if status == TransportStatus.OK
@@ -189,7 +193,8 @@ def grpc_message_of(fields: Fields) -> str:
 
 
 def timeout_of(fields: Fields) -> float | None:
-    """Return the caller's timeout in seconds, or None if the caller set no timeout. Raises ValueError."""
+    """Return the timeout in seconds from a call's headers; None if they set none. Raises ValueError for an invalid
+    timeout."""
     text = fields.get("grpc-timeout")
     if text is None:
         return None
@@ -200,12 +205,12 @@ def timeout_of(fields: Fields) -> float | None:
 
 
 def _encoded_http2_fields(*fields: tuple[str, str]) -> bytes:
-    """Encode a block that does not use the compressor's table, so that it is valid at any time on any connection."""
+    """Encode headers without HPACK's dynamic table, so that the block is valid on any connection."""
     return Encoder().encode([NeverIndexedHeaderTuple(name, value) for name, value in fields], huffman=False)
 
 
 class Http2BlockReader:
-    """Decoder of the header blocks of one connection."""
+    """Decoder of the header blocks that arrive on one connection."""
 
     def __init__(self) -> None:
         self._decoder = Decoder(max_header_list_size=MAX_BLOCK_BYTES)
@@ -213,14 +218,15 @@ class Http2BlockReader:
         self._known: dict[bytes, Fields] = {}
 
     def read(self, block: bytes) -> Fields:
-        """Return the fields of the next block; of a repeated field, the last. Raises ProtocolError."""
+        """Decode the next header block; of a repeated field, the last value counts. Raises ProtocolError for an invalid
+        block."""
         fields = self._known.get(block)
         if fields is not None and not self._decoder.header_table.dynamic_entries:
             return fields
         try:
             fields = {_header_text(name): _header_text(value) for name, value in self._decoder.decode(block, raw=True)}
         except HPACKError as error:
-            raise ProtocolError(f"a header block that can't be read: {error}") from error
+            raise ProtocolError(f"the peer sent a header block that can't be decoded: {error}") from error
         if not self._decoder.header_table.dynamic_entries and len(self._known) < 64:
             self._known[block] = fields
         return fields

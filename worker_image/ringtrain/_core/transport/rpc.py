@@ -1,4 +1,4 @@
-"""Transport by gRPC, which maps gRPC's errors to ringtrain's.
+"""Transport between ranks by gRPC; frames use the faster data ports where possible.
 
 Frames and control messages are raw bytes on generic handlers: tensors are not wrapped in protobuf.
 """
@@ -21,9 +21,10 @@ from ringtrain._core.transport.base import (
     transport_error_of,
 )
 from ringtrain._core.transport.data_path import TransportDataPath
+from ringtrain._core.transport.rpc_options import MORE_CALLS, MOST_CALLS, grpc_channel_options, server_options
 from ringtrain._core.transport.threads import TransportThreadPool
 from ringtrain._core.wire.failure import NotAPeer, PullRefused, WorldFailure
-from ringtrain._core.wire.messages import METHODS, MOST_CONTROL_BYTES, split_frame
+from ringtrain._core.wire.messages import METHODS, split_frame
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared.address import listening_address
 from ringtrain.shared.tls import TlsIdentity, caller_problem
@@ -34,25 +35,10 @@ _PULL: Final = "Pull"
 _SESSION_KEY: Final = "ringtrain-session"
 # Metadata that confirms the arrival of a request before its answer.
 _ARRIVED: Final = (("ringtrain-arrived", "1"),)
-# Concurrent calls without a session: each has a thread, and a message of at most 64 KiB. Ranks in the handshake have no
-# session yet: in a world of twice the size each has two more partners, each with two calls.
-_MOST_CALLS: Final = 16
-_MORE_CALLS: Final = 4
-_UNLIMITED = -1
-# Concurrent connections. A peer has one.
-_MOST_CONNECTIONS = 256
-_HANDSHAKE_MS = 10_000
-# A connection without a request for this long is not a peer's: a watching peer has an open request, and any other
-# closes its connection earlier, within twice its own time, and reopens it for its next request. With one common time
-# that request could reach a server that is closing, and its rank be considered lost.
-_IDLE_MS = 30_000
-_CLIENT_IDLE_MS = 5_000
-# Options of gRPC, all derived from the one timeout.
-Options = list[tuple[str, int]]
 
 
 class RpcCaller:
-    """Caller on the other side of an RPC."""
+    """Peer whose gRPC request this rank is serving."""
 
     def __init__(self, context: Any) -> None:
         self._context = context
@@ -72,7 +58,7 @@ class RpcCaller:
 
 
 class RpcStream:
-    """Frames of one Pull over gRPC."""
+    """Frames of one Pull request over gRPC."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -80,16 +66,16 @@ class RpcStream:
     def read_into(self, head: bytes, target: memoryview) -> None:
         data = self._next()
         if data is None:
-            raise UnexpectedFrame("it ended too early")
+            raise UnexpectedFrame("the stream ended too early")
         if difference := split_frame(data).move_into(head, target):
             raise UnexpectedFrame(difference)
 
     def end(self) -> None:
         if self._next() is not None:
-            raise UnexpectedFrame("it sent too much")
+            raise UnexpectedFrame("the peer sent more data than expected")
 
     def _next(self) -> bytes | None:
-        """Return the next message, or None at the end."""
+        """Return the next message of the stream, or None at its end."""
         try:
             return next(self._call, None)
         except grpc.RpcError as error:
@@ -103,11 +89,11 @@ class RpcStream:
 
 
 class RpcTransport:
-    """One rank's server, and its channels to all peers. `addresses`: `host:port` by rank.
+    """gRPC server of one rank and its channels to all other ranks. `addresses`: `host:port` by rank.
 
-    `data_path`: whether frames use the data port (`data_path`) if it can be reached; otherwise gRPC. `tls`: encrypts
-    everything, and admits only ranks of the job. `in_clear`: peers with which frames are sent unencrypted on the data
-    port nevertheless.
+    `data_path`: whether frames use the peers' data ports if they can be reached; other frames use gRPC. `tls`: identity
+    with which everything is encrypted, and only ranks of the job are admitted. `in_clear`: peers with which frames are
+    sent unencrypted on the data port nevertheless.
     """
 
     def __init__(
@@ -131,7 +117,7 @@ class RpcTransport:
         self._methods: dict[tuple[int, str], Any] = {}
         self._data = TransportDataPath(rank, addresses, timeout_s, tls, in_clear) if data_path else None
         self._data_port: int | None = None
-        self._unauthenticated = UnauthenticatedPeers(_MOST_CALLS + _MORE_CALLS * (len(addresses) // 16).bit_length())
+        self._unauthenticated = UnauthenticatedPeers(MOST_CALLS + MORE_CALLS * (len(addresses) // 16).bit_length())
         self._sessions: dict[int, tuple[tuple[str, str]]] = {}
 
     @property
@@ -158,8 +144,8 @@ class RpcTransport:
                 self._server.add_secure_port(listening_address(address), self._tls.certificates.for_server())
         except RuntimeError as error:
             raise ConfigurationError(
-                f"rank {self._rank} can't listen on {address}: another process, or a second task with index "
-                f"{self._rank}, listens there"
+                f"rank {self._rank} can't listen on {address}: another process, or a second task with "
+                f"index {self._rank}, listens on this address"
             ) from error
         if self._data is not None:
             self._data_port = self._data.serve(service)
@@ -170,7 +156,9 @@ class RpcTransport:
 
         def done(call: Any) -> None:
             error = (
-                StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank") if call.cancelled() else call.exception()
+                StreamBroken(StreamEnd.CANCELLED, "this rank cancelled the call")
+                if call.cancelled()
+                else call.exception()
             )
             if error is None:
                 answer.set_result(call.result())
@@ -222,7 +210,7 @@ class RpcTransport:
         return grpc.secure_channel(address, self._tls.certificates.for_channel(), options=named)
 
     def _method(self, peer: int, method: str) -> Any:
-        """Return the callable of a peer's method.
+        """Return the gRPC callable for `method` of rank `peer`, with a channel that is opened on first use.
 
         Raises ValueError, like a closed channel, after this rank has shut down.
         """
@@ -241,10 +229,11 @@ class RpcTransport:
 
 
 class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Selection of the handler of a call, before its message is read.
+    """gRPC handlers of a rank, chosen by whether the caller has a valid session.
 
-    A caller whose metadata has a valid session is a peer. Any other is unauthenticated: few at a time, each for some
-    seconds. Its message is read by the thread that answers it, so that none of either remains.
+    A caller whose metadata has a valid session is a peer. Any other caller is unauthenticated: only a few are served at
+    a time, each for some seconds. The thread that answers such a caller also reads its message, so that no thread or
+    message remains afterwards.
     """
 
     def __init__(
@@ -285,7 +274,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return False
 
     def pull(self, request: bytes, context: Any) -> Iterator[bytes]:
-        """Yield frames as messages, for a peer."""
+        """Yield the requested frames to an authenticated peer, one gRPC message each."""
         self._check_certificate(context)
         try:
             for frame in self._service.pull(request, RpcCaller(context)):
@@ -294,7 +283,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             _abort_rpc(context, error)
 
     def _check_certificate(self, context: Any) -> None:
-        """Refuse a caller that has a certificate of the job, but not a rank's, such as the launcher."""
+        """Refuse a caller whose certificate is of this job but not of a rank, such as the launcher's."""
         if self._tls is not None and (problem := caller_problem(context, self._tls.name)):
             _abort_rpc(context, NotAPeer(WorldFailure("configuration", problem)))
 
@@ -313,7 +302,7 @@ class RpcTransportHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return answer
 
     def _for_unauthenticated(self, answer: Callable[[bytes, Any], bytes]) -> Callable[[Iterator[bytes], Any], bytes]:
-        """Wrap `answer` for an unauthenticated caller: waits for the message here."""
+        """Wrap `answer` for unauthenticated callers, so that their number and time are limited."""
 
         def limited(requests: Iterator[bytes], context: Any) -> bytes:
             unauthenticated = self._unauthenticated.enter(context.cancel)
@@ -342,7 +331,7 @@ def _rpc_question_error(call: Any, error: Any) -> Exception:
 def _our_transport_error(error: Any) -> Exception:
     code, detail = error.code(), error.details() or ""
     if code is grpc.StatusCode.CANCELLED and "Locally cancelled" in detail:
-        return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
+        return StreamBroken(StreamEnd.CANCELLED, "this rank cancelled the call")
     if code in _TOO_MANY:
         return StreamBroken(StreamEnd.CLOSED, "it is not a rank, or has too many unauthenticated callers")
     return transport_error_of(code.value[0], detail)
@@ -351,54 +340,3 @@ def _our_transport_error(error: Any) -> Exception:
 # Status with which `RpcTransportHandlers` cancels or refuses an unauthenticated caller's call.
 _TOO_MANY: Final = (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNIMPLEMENTED)
 _CODES: Final = {code.value[0]: code for code in grpc.StatusCode}
-
-
-def grpc_channel_options(timeout_s: float) -> Options:
-    """Return the options of the channel to one peer."""
-    return [
-        *_common_channel_options(timeout_s),
-        ("grpc.max_receive_message_length", _UNLIMITED),
-        ("grpc.use_local_subchannel_pool", 1),
-        # Ranks of one job start within seconds of each other: gRPC's own backoff would add at least a second.
-        ("grpc.initial_reconnect_backoff_ms", 50),
-        # Limit of a connection attempt (a refused one ends at once): the same as for a ping. A rank on a busy host
-        # accepts late, and a peer that the first attempt does not reach is considered lost.
-        ("grpc.min_reconnect_backoff_ms", _silent_ms(timeout_s)),
-        ("grpc.max_reconnect_backoff_ms", 500),
-        ("grpc.enable_retries", 0),
-        ("grpc.client_idle_timeout_ms", _CLIENT_IDLE_MS),
-        ("grpc.enable_http_proxy", 0),  # a proxy meant for the internet must not see the ring
-    ]
-
-
-def server_options(timeout_s: float, size: int) -> Options:
-    """Return the options of the server of one rank of `size`."""
-    return [
-        *_common_channel_options(timeout_s),
-        ("grpc.max_receive_message_length", MOST_CONTROL_BYTES),
-        ("grpc.max_allowed_incoming_connections", _MOST_CONNECTIONS + 2 * size),
-        ("grpc.server_handshake_timeout_ms", _HANDSHAKE_MS),
-        ("grpc.max_connection_idle_ms", _IDLE_MS),
-        ("grpc.so_reuseport", 0),  # otherwise a second task with the same address would share it silently
-        ("grpc.http2.min_ping_interval_without_data_ms", 1),
-        ("grpc.http2.max_ping_strikes", 0),
-    ]
-
-
-def _common_channel_options(timeout_s: float) -> Options:
-    return [
-        ("grpc.max_send_message_length", _UNLIMITED),
-        # A stopped process or a cut network is noticed after at most half of the timeout. Pings are answered by
-        # gRPC's own threads, so that a rank that computes without releasing the GIL is not considered lost.
-        ("grpc.keepalive_time_ms", max(1, int(timeout_s * 1000 / 6))),
-        ("grpc.keepalive_timeout_ms", _silent_ms(timeout_s)),
-        # The actual timer of a keepalive ping in current gRPC; default 60 s.
-        ("grpc.http2.ping_timeout_ms", _silent_ms(timeout_s)),
-        ("grpc.keepalive_permit_without_calls", 1),
-        ("grpc.http2.max_pings_without_data", 0),
-    ]
-
-
-def _silent_ms(timeout_s: float) -> int:
-    """Return the milliseconds of silence after which a connection to a peer's gRPC counts as broken."""
-    return max(50, int(timeout_s * 1000 / 3))

@@ -1,4 +1,4 @@
-"""Threads that answer peers, without delaying the interpreter's exit."""
+"""Pool of threads that answer peers without delaying the interpreter's exit."""
 
 import queue
 import threading
@@ -8,7 +8,7 @@ from typing import Any
 
 
 class TransportThreadPool(Executor):
-    """Executor that grows when all its threads are busy.
+    """Executor that starts a new thread when all others are busy, and does not delay the interpreter's exit.
 
     `concurrent.futures` joins its threads before `atexit` runs: a thread that serves a peer's long wait would delay the
     exit until that peer gives up, and with it the `shutdown` that would end the wait.

@@ -1,1 +1,1 @@
-"""Wire format between ranks: frames of payload, signatures of collectives, failures, control messages."""
+"""Formats of messages between ranks: tensor frames, signatures of collectives, failures and control messages."""

@@ -1,4 +1,4 @@
-"""Element types that ranks can exchange."""
+"""Element types that ranks can exchange, and their names on the wire."""
 
 import functools
 from typing import Any, Final
@@ -23,7 +23,7 @@ INTEGERS: Final = ("int32", "int64", "uint8", "bool")
 
 
 def can_travel(name: str) -> bool:
-    """Return whether arrays of the dtype `name` can be exchanged."""
+    """Return whether ranks can exchange arrays of the dtype called `name`."""
     return name in CODES
 
 
@@ -35,7 +35,7 @@ def name_of(dtype: np.dtype[Any]) -> str:
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """Return the name of `dtype` on the wire.
+    """Return the name of `dtype` in messages between ranks.
 
     Raises ConfigurationError for an unsupported type.
     """
@@ -46,7 +46,7 @@ def dtype_name(dtype: np.dtype[Any]) -> str:
 
 @functools.cache
 def is_made_of_its_name(dtype: np.dtype[Any]) -> bool:
-    """Return whether a reader can reconstruct the dtype from its name: numpy's own, and bfloat16.
+    """Return whether a receiver can reconstruct the dtype from its name, as for numpy's own dtypes and bfloat16.
 
     The other dtypes of `ml_dtypes` have names that numpy does not know, although float8_e5m2 has a float's kind.
     """
@@ -54,7 +54,7 @@ def is_made_of_its_name(dtype: np.dtype[Any]) -> bool:
 
 
 def dtype_of(name: str) -> np.dtype[Any]:
-    """Return the numpy dtype called `name`, one of `CODES`."""
+    """Return the numpy dtype for a name in `CODES`, including bfloat16."""
     if name == "bfloat16":
         import ml_dtypes  # on first use: not every job has half precision, and import time counts
 

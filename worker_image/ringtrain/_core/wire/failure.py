@@ -1,4 +1,4 @@
-"""Failure on the wire, from which every rank of a world raises the same error."""
+"""Failure as it is sent between ranks, so that every rank of a world raises the same error."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -14,14 +14,17 @@ _MESSAGE_LIMIT: Final = 3000
 
 @dataclass(frozen=True)
 class WorldFailure:
-    """Reason for the end of a world. `rank`: the lost rank if `kind` is `lost`."""
+    """Reason why a world has ended. `rank`: the lost rank if `kind` is `lost`."""
 
     kind: Kind
     message: str
     rank: int = -1
 
     def error(self) -> RingtrainError:
-        """Return a new exception: one object raised twice would collect both tracebacks."""
+        """Return the failure as a new exception.
+
+        (Raising one exception object twice would collect the tracebacks of both raises.)
+        """
         if self.kind == "lost":
             return PeerLost(self.rank, self.message)
         if self.kind == "mismatch":
@@ -43,7 +46,7 @@ class WorldFailure:
 
 
 class PullRefused(Exception):
-    """A service refuses a request, with the reason. Passes through the transport unchanged."""
+    """Error: a rank refuses a request and sends the reason, which the transport passes to the caller."""
 
     def __init__(self, failure: WorldFailure) -> None:
         super().__init__(failure.message)
@@ -51,9 +54,9 @@ class PullRefused(Exception):
 
     @property
     def is_from_another_world(self) -> bool:
-        """Return whether the answering rank is in another world than the caller."""
+        """Return whether the rank that refused is in another world than the caller."""
         return self.failure.kind == "stranger"
 
 
 class NotAPeer(PullRefused):
-    """The request does not come from a peer: it has no session."""
+    """Error: a request is refused because it has no valid session and so does not come from a rank of this world."""

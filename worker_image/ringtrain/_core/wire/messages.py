@@ -1,4 +1,4 @@
-"""Requests and replies of the control methods, and the request that opens a stream of frames."""
+"""Messages between ranks: control messages, and the requests and frames of tensor data."""
 
 import json
 import struct
@@ -30,12 +30,12 @@ _PULL: Final = struct.Struct("<16sIIQ")
 
 
 class MalformedMessage(ValueError):
-    """Bytes that are not a message of this protocol: never sent by a peer of this version."""
+    """Error: received bytes are not a message of this protocol. Ranks of the same version never send such bytes."""
 
 
 @dataclass(frozen=True)
 class HelloMessage:
-    """Identity of a rank, compared field by field with the other rank's before any other exchange."""
+    """First message between two ranks: the sender's identity, which the receiver compares with its own settings."""
 
     version: int
     rank: int
@@ -50,7 +50,7 @@ class HelloMessage:
 
     @staticmethod
     def parse(value: object) -> "HelloMessage":
-        """Return the hello in a decoded message. Raises MalformedMessage for other values.
+        """Return the HelloMessage in a decoded JSON value. Raises MalformedMessage for other values.
 
         A hello of another version may have other fields: only identity and version are read.
         """
@@ -59,17 +59,19 @@ class HelloMessage:
             later = {"local_size": 1, "transport": "auto", "release": "unknown"}
             value = later | {name: value[name] for name in names & value.keys()}
         if not isinstance(value, dict) or set(value) != names:
-            raise MalformedMessage("not a hello of this protocol")
+            raise MalformedMessage("the message is not a hello of this protocol")
         for field in fields(HelloMessage):
             given = value[field.name]
             if type(given) is not field.type or (isinstance(given, str) and len(given) > _MOST_TEXT):
-                raise MalformedMessage(f"not a hello of this protocol: {field.name} is {str(given)[:50]!r}")
+                raise MalformedMessage(
+                    f"the message is not a hello of this protocol: {field.name} is {str(given)[:50]!r}"
+                )
         return HelloMessage(**value)
 
 
 @dataclass(frozen=True)
 class PullRequestMessage:
-    """Request of `rank` for all frames that its peer sends it in collective `sequence` of a process set.
+    """Request by `rank` for all frames that the receiver has for it in one collective.
 
     `compared`: `WireSignature.compared` of this rank's collective.
     """
@@ -90,13 +92,13 @@ class PullRequestMessage:
 
 
 def encode_wire_message(message: Any) -> bytes:
-    """Encode a control message (a dataclass or plain values) as JSON, which is readable; control messages are rare."""
+    """Encode a control message, a dataclass or plain values, as JSON."""
     value = asdict(message) if hasattr(message, "__dataclass_fields__") else message
     return json.dumps(value, sort_keys=True).encode()
 
 
 def decode_message(data: bytes) -> Any:
-    """Return the values of a control message.
+    """Decode a control message from JSON to plain values.
 
     Raises MalformedMessage, because unauthenticated peers may send any bytes.
     """
@@ -105,22 +107,22 @@ def decode_message(data: bytes) -> Any:
         json.dumps(value, ensure_ascii=False).encode()  # half a surrogate pair is not valid text, and has no proof
         return value
     except (ValueError, RecursionError) as error:
-        raise MalformedMessage(f"not a message of this protocol: {str(error)[:100]}") from error
+        raise MalformedMessage(f"the message is not of this protocol: {str(error)[:100]}") from error
 
 
 def decode_message_fields(data: bytes, **types: type) -> dict[str, Any]:
-    """Return the named values of a control message. Raises MalformedMessage if one is missing or has another type.
+    """Return the fields named in `types`. Raises MalformedMessage if one is missing or has another type.
 
     A session is hexadecimal text on the wire, and is returned as bytes if its type is `bytes`.
     """
     message = decode_message(data)
     if not isinstance(message, dict):
-        raise MalformedMessage("not a message of this protocol: not an object")
+        raise MalformedMessage("the message is not of this protocol: it is not a JSON object")
     found: dict[str, Any] = {}
     for name, wanted in types.items():
         value = message.get(name)
         if type(value) is not (str if wanted is bytes else wanted):
-            raise MalformedMessage(f"not a message of this protocol: {name} is missing or of another type")
+            raise MalformedMessage(f"the message is not of this protocol: {name} is missing or of another type")
         found[name] = _message_octets(name, value) if wanted is bytes else value
     return found
 
@@ -129,7 +131,7 @@ def _message_octets(name: str, text: Any) -> bytes:
     try:
         return bytes.fromhex(text)
     except ValueError as error:
-        raise MalformedMessage(f"not a message of this protocol: {name} is not hexadecimal text") from error
+        raise MalformedMessage(f"the message is not of this protocol: {name} is not hexadecimal text") from error
 
 
 # 32 bytes, so that the payload after it is aligned for every dtype.
@@ -148,7 +150,7 @@ class WireStep(IntEnum):
 
 
 class FrameHeader(NamedTuple):
-    """Place of a payload of `length` bytes."""
+    """Header of a frame: the collective and segment to which its payload of `length` bytes belongs."""
 
     generation: int
     sequence: int
@@ -162,24 +164,22 @@ class FrameHeader(NamedTuple):
 
 
 def encoded_header(generation: int, sequence: int, step: WireStep, segment: int, dtype: str, length: int) -> bytes:
-    """Return a `FrameHeader` with these values as bytes."""
+    """Return the bytes of a `FrameHeader` with these values."""
     return _HEADER.pack(_MAGIC, CODES[dtype], step, generation, sequence, segment, 0, length)
 
 
 class WireFrame(NamedTuple):
-    """Header and payload; the payload is not copied."""
+    """One message of a tensor stream: header and payload, where the payload is a view of the sender's array."""
 
     head: bytes
     payload: memoryview
 
     def joined(self) -> bytes:
-        """Return one bytes object, for interfaces that need one. Copies the payload."""
+        """Return header and payload as one bytes object. Copies the payload."""
         return b"".join(self)
 
     def move_into(self, head: bytes, target: memoryview) -> str | None:
-        """Copy the payload to `target` if this is the frame of `head`; otherwise return a description of the
-        difference.
-        """
+        """Copy the payload to `target` and return None if the header is `head`; otherwise describe the difference."""
         if self.head != head or len(self.payload) != len(target):
             return describe_difference(head, len(target), self.head, len(self.payload))
         target[:] = self.payload
@@ -187,23 +187,23 @@ class WireFrame(NamedTuple):
 
 
 def split_frame(data: bytes) -> WireFrame:
-    """Return the frame in a result of `WireFrame.joined`, without a copy of the payload."""
+    """Return the frame whose bytes are `data`; the inverse of `WireFrame.joined`. Does not copy the payload."""
     return WireFrame(data[:HEADER_BYTES], memoryview(data)[HEADER_BYTES:])
 
 
 def payload_octets(array: np.ndarray[Any, Any]) -> memoryview:
-    """Return the memory of a 1-d contiguous array as bytes, because the buffer protocol has no code for bfloat16."""
+    """Return the memory of a 1-d contiguous array as bytes. Supports bfloat16, which numpy's buffers do not."""
     return array.view(np.uint8).data
 
 
 def describe_difference(expected: bytes, expected_length: int, got: bytes, length: int) -> str:
-    """Describe the received frame and the expected one."""
+    """Return a text that compares the expected frame with the received one, for an error."""
     head, other = _named_frame_head(expected), _named_frame_head(got)
     return f"expected {head} with {expected_length} bytes of payload, got {other} with {length}"
 
 
 def _named_frame_head(head: bytes) -> str:
-    """Describe `head` if it is a frame's header, else return its hexadecimal digits."""
+    """Return a text that describes the frame header in `head`; hexadecimal digits if `head` is not a frame header."""
     names = {code: name for name, code in CODES.items()}
     try:
         magic, dtype, step, generation, sequence, segment, _, length = _HEADER.unpack(head)

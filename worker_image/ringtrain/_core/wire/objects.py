@@ -1,4 +1,4 @@
-"""Messages with Python objects that are safe to read from the network, or with the reason why there is none.
+"""Messages with Python objects, encoded without pickle by default, or with the reason why an object can't be sent.
 
 A rank whose object can't be sent sends the reason instead: every rank then raises at once, with the same text.
 """
@@ -18,7 +18,8 @@ _PLAIN, _PICKLED, _FOREIGN, _REASON = b"V", b"P", b"T", b"E"
 
 
 def encode_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
-    """Return `value` as bytes: plain data, arrays and types of `foreign`, or any type with `allow_pickle`.
+    """Return `value` as bytes. Supports plain data, arrays and types of `foreign`; with `allow_pickle`, all types that
+    pickle supports.
 
     Raises ConfigurationError, or pickle's errors, for a value that can't be sent.
     """
@@ -33,7 +34,7 @@ def encode_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireVa
 
 
 def decode_object(message: bytes, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> Any:
-    """Return the object of a message from `encode_object`. Never unpickles unless `allow_pickle`."""
+    """Return the object in a message from `encode_object`. Unpickles only if `allow_pickle`."""
     kind, content = message[:1], message[1:]
     if kind == _PLAIN:
         return decode_value(content, foreign)
@@ -49,7 +50,8 @@ def decode_object(message: bytes, allow_pickle: bool = False, foreign: ForeignWi
 
 
 def pack_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireValues | None = None) -> bytes:
-    """Return the message for `value`; if it can't be sent, one with the reason. Never raises."""
+    """Return `value` as bytes like `encode_object`. If it can't be sent, return a message with the reason. Never
+    raises."""
     try:
         return encode_object(value, allow_pickle, foreign)
     except Exception as error:  # any error, because the other ranks wait
@@ -58,27 +60,29 @@ def pack_object(value: Any, allow_pickle: bool = False, foreign: ForeignWireValu
 
 
 def is_wire_refusal(message: bytes) -> bool:
-    """Return whether `message` contains the reason why there is no object."""
+    """Return whether `message` contains, instead of an object, the reason why its sender could not encode one."""
     return message[:1] == _REASON
 
 
 def unpack_object(
     message: bytes, rank: int, allow_pickle: bool = False, foreign: ForeignWireValues | None = None
 ) -> Any:
-    """Return the object that world rank `rank` packed. Raises ConfigurationError with the reason of that rank if it
-    could not pack its object."""
+    """Return the object in a message from `pack_object`, which rank `rank` sent. Unpickles only if `allow_pickle`.
+
+    Raises ConfigurationError with the reason from that rank if the object could not be packed.
+    """
     if is_wire_refusal(message):
         raise ConfigurationError(f"rank {rank}: the object can't be sent: {message[1:].decode()}")
     return decode_object(message, allow_pickle, foreign)
 
 
 def object_header(message: bytes, root: int, allow_pickle: bool) -> NDArray[np.int64]:
-    """Return the row that a rank sends before its message."""
+    """Return the numbers that a rank sends before its object: root, `allow_pickle` and the message's length."""
     return np.array([[root, allow_pickle, len(message)]], np.int64)
 
 
 def check_headers(rows: NDArray[np.int64], ranks: Sequence[int], what: str) -> list[int]:
-    """Return the lengths of all ranks' messages. `rows`: the header of each of `ranks`.
+    """Check that all ranks passed the same arguments, by their headers `rows`. Return their messages' lengths.
 
     Raises MismatchError, on every rank, if ranks passed different arguments.
     """
@@ -86,7 +90,7 @@ def check_headers(rows: NDArray[np.int64], ranks: Sequence[int], what: str) -> l
         for rank, row in zip(ranks[1:], rows[1:], strict=True):
             if row[column] != rows[0][column]:
                 raise MismatchError(
-                    f"{what}: {field} is {show(rows[0][column])} on rank {ranks[0]} and {show(row[column])} on "
-                    f"rank {rank}; every rank must pass the same"
+                    f"{what}: {field} is {show(rows[0][column])} on rank {ranks[0]} and "
+                    f"{show(row[column])} on rank {rank}; every rank must pass the same value"
                 )
     return [int(length) for length in rows[:, 2]]

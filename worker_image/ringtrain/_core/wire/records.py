@@ -1,4 +1,4 @@
-"""Conversion of standard library values, dataclasses and named tuples to a kind and plain parts, and back.
+"""Encoding of dataclasses, named tuples, dates, paths and similar values as plain values, and back.
 
 Objects are built from their parts: no function of a class, nor one that a sender names, is called. A class must have
 been loaded by this process.
@@ -28,7 +28,7 @@ _FACTORIES: Final[dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True)
 class _RecordKind:
-    """Conversion of values of exactly this type.
+    """Functions that encode and decode values of exactly the type `of`.
 
     `parts` returns plain values, and `make` builds the value from them.
     """
@@ -43,7 +43,7 @@ def _record_time_zone(value: Any) -> None:
     if value.tzinfo is not None and not isinstance(value.tzinfo, datetime.timezone):
         raise ConfigurationError(
             f"a {type(value).__name__} with the time zone {value.tzinfo} is not sent between ranks without "
-            "allow_pickle=True; expected one of datetime.timezone, or none"
+            "allow_pickle=True; expected a datetime.timezone or no time zone"
         )
 
 
@@ -77,7 +77,7 @@ _KINDS: Final[dict[str, _RecordKind]] = {
 
 
 def parts_of(value: Any) -> tuple[str, Any] | None:
-    """Return the kind of `value` and the parts to encode; None for unsupported types."""
+    """Return the kind of `value` and the plain values to encode; None if its type is not supported."""
     kind = type(value)
     if (known := _KINDS.get(kind.__name__)) is not None and known.of is kind:
         return kind.__name__, known.parts(value)
@@ -97,7 +97,7 @@ def parts_of(value: Any) -> tuple[str, Any] | None:
 
 
 def make_record(kind: str, parts: Any) -> Any:
-    """Build the value from the result of `parts_of`. Raises ConfigurationError for an unknown kind or class."""
+    """Return the value that `parts_of` has encoded. Raises ConfigurationError for an unknown kind or class."""
     if kind in _KINDS:
         return _KINDS[kind].make(parts)
     if kind == "dtype":
@@ -113,7 +113,7 @@ def make_record(kind: str, parts: Any) -> Any:
         return made
     if kind == _NAMED_TUPLE:
         return tuple.__new__(_record_class_of(kind, *parts[:2]), parts[2])
-    raise ConfigurationError(f"received a value of unknown kind {kind!r}; use the same version")
+    raise ConfigurationError(f"received a value of unknown kind {kind!r}; run one version of ringtrain on all ranks")
 
 
 def _record_place(kind: type) -> tuple[str, str]:
@@ -140,7 +140,7 @@ def _record_class_of(kind: str, module: str, qualname: str) -> Any:
     )
     if not is_right:
         raise ConfigurationError(
-            f"received a {kind} of the class {module}.{qualname}, which this rank has not loaded; import it "
-            "on every rank, at the top of a module"
+            f"received a {kind} of the class {module}.{qualname}, which this rank has not loaded; "
+            "import the class on every rank, at the top of a module"
         )
     return found

@@ -1,4 +1,4 @@
-"""Signature of a collective on one rank; ranks with different signatures must not exchange data."""
+"""Signature of a collective, which ranks compare so that different calls never exchange data."""
 
 import functools
 import hashlib
@@ -22,7 +22,7 @@ _BOUNDS_SHOWN: Final = 8
 
 @dataclass(frozen=True)
 class WireTensorSignature:
-    """One tensor of a collective. `shape` contains `ANY_ROWS` if ranks may differ."""
+    """Name, dtype and shape of one tensor. A dimension that may differ between ranks is `ANY_ROWS`."""
 
     name: str | None
     dtype: str
@@ -31,14 +31,14 @@ class WireTensorSignature:
     def __post_init__(self) -> None:
         if self.name is not None and not isinstance(self.name, str):
             kind = type(self.name).__name__
-            raise ConfigurationError(f"name is {self.name!r} ({kind}); expected a text or None")
+            raise ConfigurationError(f"a tensor's name is {self.name!r} ({kind}); expected a text or None")
 
 
 @dataclass(frozen=True)
 class WireSignature:
     """Values that must be equal on all ranks of a collective.
 
-    `layout`: bounds and segment size, which follow from the rest unless ranks have different settings.
+    `layout`: bounds and segment size. If ranks have the same settings, these follow from the other values.
     """
 
     kind: str
@@ -52,10 +52,7 @@ class WireSignature:
 
     @functools.cached_property
     def compared(self) -> bytes:
-        """Return the bytes that ranks compare: equal exactly if the signatures are.
-
-        The text, or the digest of a long one.
-        """
+        """Return the bytes that ranks compare: the text of the signature, or a digest if it is long."""
         return _compared_signature(self)  # a lookup in its cache needs a hash, which takes 2 us
 
     @functools.cached_property
@@ -68,7 +65,7 @@ class WireSignature:
 
 @functools.lru_cache(maxsize=4096)  # the same object each time, whose `compared` is then cached
 def with_layout(what: WireSignature, layout: tuple[int, ...]) -> WireSignature:
-    """Return `what` with the `layout` of its buffers."""
+    """Return the signature `what` with `layout`, the bounds and segment size of its buffers."""
     return replace(what, layout=layout)
 
 
@@ -86,7 +83,7 @@ def _compared_signature(signature: WireSignature) -> bytes:
 
 
 def is_signature_text(compared: bytes) -> bool:
-    """Return whether `decode_signature` can read `compared`; else it is a digest."""
+    """Return whether `compared` is a whole signature, which `decode_signature` can read, rather than a digest."""
     return not compared.startswith(_DIGEST_MARK)
 
 
@@ -98,7 +95,10 @@ def decode_signature(data: bytes) -> WireSignature:
 
 
 def describe_mismatch(sequence: int, first: tuple[int, WireSignature], second: tuple[int, WireSignature]) -> str:
-    """Describe in one line how two (rank, signature) pairs differ, equally on both ranks."""
+    """Return one line on how the signatures of two (rank, signature) pairs differ. It is the same on the two ranks.
+
+    `sequence`: number of the collective.
+    """
     (rank_a, a), (rank_b, b) = sorted((first, second), key=lambda pair: pair[0])
     if a.kind != b.kind and not a.tensors and not b.tensors:
         at = first_difference(a.kind, b.kind)
@@ -150,7 +150,7 @@ def _signature_difference(one: WireTensorSignature, other: WireTensorSignature, 
 
 
 def first_difference(one: Sequence[Any], other: Sequence[Any]) -> int:
-    """Return the index of the first difference; the length of the shorter sequence if there is none."""
+    """Return the index of the first element that differs; the length of the shorter sequence if none does."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(one), len(other)))
 
@@ -160,7 +160,7 @@ def _quoted_name(name: str | None, differs_at: int = 0) -> str:
 
 
 def _clipped_name(text: str, differs_at: int = 0) -> str:
-    """Return `text`, or the part of a long one that differs from another."""
+    """Return `text`; if it is long, only the characters around index `differs_at`."""
     if len(text) <= _NAME_CHARACTERS:
         return text
     start = max(0, differs_at - _NAME_CHARACTERS // 2)
@@ -174,7 +174,7 @@ def _signature_shape_text(shape: tuple[int, ...]) -> str:
 
 
 def _signature_values_around(values: tuple[Any, ...], place: int) -> str:
-    """Return `values` as text, or of many those around `place`, with their index."""
+    """Return `values` as text; if there are many, only those around index `place`."""
     if len(values) <= _BOUNDS_SHOWN:
         return str(list(values))
     start = max(0, min(place - 2, len(values) - _BOUNDS_SHOWN))

@@ -1,4 +1,4 @@
-"""Encoding of plain values as bytes, without pickle: JSON for the structure, then raw bytes for arrays.
+"""Encoding of plain values as bytes without pickle: JSON for the structure, then the raw bytes of arrays.
 
 JSON has no bytes, arrays, tuples, sets or dicts with keys other than strings: these become an object with the one key
 `$<kind>`, and so do the values of `wire.records`. A user's dict with such a key is written as a list of pairs, so the
@@ -23,7 +23,7 @@ _LENGTH: Final = struct.Struct("<Q")
 
 @dataclass(frozen=True)
 class ForeignWireValues:
-    """Additions of a framework to plain values, mainly its tensors.
+    """Functions by which a framework encodes and decodes its own types, mainly tensors.
 
     `pack` raises ConfigurationError for unsupported values; `unpack` runs no code of the sender's.
     """
@@ -33,14 +33,14 @@ class ForeignWireValues:
 
 
 def encode_value(value: Any, foreign: ForeignWireValues | None = None) -> bytes:
-    """Return `value` as bytes. Raises ConfigurationError for an unsupported type, with its place in `value`."""
+    """Return `value` as bytes. Raises ConfigurationError for an unsupported type, naming where in `value` it is."""
     writer = _WireValueWriter([], foreign)
     text = json.dumps(writer.plain(value, "value"), separators=(",", ":")).encode()
     return b"".join([_LENGTH.pack(len(text)), text, *writer.blobs])
 
 
 def decode_value(data: bytes, foreign: ForeignWireValues | None = None) -> Any:
-    """Return the value in the result of `encode_value`. Runs no code of the sender's."""
+    """Return the value that `encode_value` has encoded. Runs no code from the message."""
     (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size + length
     return _WireValueReader(memoryview(data)[start:], foreign).value(json.loads(data[_LENGTH.size : start]))
@@ -48,7 +48,7 @@ def decode_value(data: bytes, foreign: ForeignWireValues | None = None) -> Any:
 
 @dataclass(frozen=True)
 class _WireValueWriter:
-    """Encoder. `blobs`: list for raw bytes, in the order of reading."""
+    """Encoder of a value as JSON. `blobs`: receives bytes values and the bytes of arrays."""
 
     blobs: list[bytes]
     foreign: ForeignWireValues | None
@@ -107,7 +107,7 @@ class _WireValueWriter:
 
 
 class _WireValueReader:
-    """Decoder. Values are decoded in the order in which they were encoded."""
+    """Decoder of values, which must be read in the order in which they were encoded."""
 
     def __init__(self, blobs: memoryview, foreign: ForeignWireValues | None) -> None:
         self._blobs = blobs
@@ -143,7 +143,7 @@ class _WireValueReader:
             return records.make_record(content[0], self.value(content[1]))
         if kind == "$foreign" and self._foreign is not None:
             return self._foreign.unpack(bytes(self._take(content)))
-        raise ConfigurationError(f"received a value of unknown kind {kind!r}; use the same module")
+        raise ConfigurationError(f"received a value of unknown kind {kind!r}; import the same module on all ranks")
 
     def _take(self, count: int) -> memoryview:
         start, self._at = self._at, self._at + count

@@ -1,1 +1,1 @@
-"""World: its ranks, their discovery and authentication, and the detection of lost ranks."""
+"""World, the ranks that train together: discovery of its ranks, their authentication, and detection of lost ones."""

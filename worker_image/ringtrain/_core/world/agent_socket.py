@@ -1,4 +1,4 @@
-"""Protocol between a rank of an elastic job and its agent, over a Unix socket: one JSON object per line.
+"""Connection of an elastic job's rank to its agent: a Unix socket with one JSON object per line.
 
 rank to agent   ready (it has left its world and waits), joined, committed
 agent to rank   world (the environment of the next one), leave, change (the next one is being prepared), error
@@ -28,11 +28,11 @@ _LONGEST_LINE: Final = 64 << 20
 
 @dataclass(frozen=True)
 class WorldReadiness:
-    """State of a rank that waits for a world.
+    """Report of a rank that waits for its next world.
 
-    `formation`: number of the world that the rank has left, or 0. `committed`: last committed step of the rank.
+    `formation`: number of the world that the rank has left; 0 if none. `committed`: last committed step of the rank.
     `lost_steps`: number of uncommitted steps that are lost. `unshared`: whether the rank may have state that no other
-    rank has received. `adopted`: number of the world since which the rank has the complete state, or 0.
+    rank has received. `adopted`: number of the world since which the rank has the complete state; 0 if none.
     """
 
     formation: int = 0
@@ -43,14 +43,14 @@ class WorldReadiness:
 
 
 class AgentGone(RingtrainError):
-    """The agent has closed its socket, or refuses this process: there will be no next world."""
+    """Error: the agent has ended or refuses this process, so that this rank will not get another world."""
 
 
 class RankAgentSocket:
-    """The rank's end of the socket. Thread-safe; a background thread reads from it as long as the process lives."""
+    """A rank's connection to its agent. Thread-safe; a background thread reads from it until the process ends."""
 
     def __init__(self, path: str) -> None:
-        """Connect to the agent at `path`. Raises ConfigurationError if none listens there."""
+        """Connect to the agent at `path`. Raises ConfigurationError if no agent listens there."""
         self.path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -58,8 +58,8 @@ class RankAgentSocket:
         except OSError as error:
             self._socket.close()
             raise ConfigurationError(
-                f"{contract.ENV_AGENT_SOCKET} is {path}: {error.strerror}; the agent that starts a rank listens "
-                "there; unset it to train without an agent"
+                f"{contract.ENV_AGENT_SOCKET} is {path}: {error.strerror}; the agent that started "
+                "this rank must listen on this socket; unset the variable to train without an agent"
             ) from error
         self._changed = threading.Condition()
         self._answer: Mapping[str, Any] | None = None  # the reply to the last `ready`
@@ -73,7 +73,7 @@ class RankAgentSocket:
         threading.Thread(target=self._read, name="ringtrain-agent-socket", daemon=True).start()
 
     def next_world(self, readiness: WorldReadiness) -> Mapping[str, str]:
-        """Report that this rank has left its world; wait for the next one and return its environment. Unbounded.
+        """Report that this rank is ready, wait without limit for the next world, and return its environment variables.
 
         Raises SystemExit(0) if the agent no longer needs this rank, AgentGone if the agent has ended, which ends the
         rank too.
@@ -85,14 +85,14 @@ class RankAgentSocket:
             self._changed.wait_for(lambda: self._answer is not None or self._end_reason)
             answer = self._answer
         if answer is None:
-            raise AgentGone(f"no world will come: {self._end_reason}")
+            raise AgentGone(f"this rank joins no further world: {self._end_reason}")
         if answer["type"] == "leave":
             log.info("the agent no longer needs this rank: %s", answer.get("reason", "no reason given"))
             raise SystemExit(0)
         return {str(name): str(value) for name, value in answer["environment"].items()}
 
     def call_on_loss(self, formation: int, lost: Callable[[str], object]) -> None:
-        """Call `lost` with a message, on another thread, when a member of `formation` is lost.
+        """Register `lost`, to be called with a message when a member of generation `formation` is lost.
 
         The agent reports this by preparing the next world; if it has done so already, `lost` is called at once.
         """
@@ -103,28 +103,28 @@ class RankAgentSocket:
             lost(self._message())
 
     def joined(self, formation: int) -> None:
-        """Report that all members of `formation` have joined."""
+        """Report that all members of generation `formation` have joined."""
         self._send({"type": "joined", "formation": formation})
 
     def committed(self, step: int) -> None:
-        """Report the last committed step, at most once a second."""
+        """Report the number of the last committed step, at most once a second."""
         if time.monotonic() - self._sent_at >= _COMMITTED_EVERY_S:
             self._sent_at = time.monotonic()
             self._send({"type": "committed", "step": step})
 
     @property
     def change_pending(self) -> bool:
-        """Return whether the agent is preparing the world after this rank's."""
+        """Return whether the agent is preparing the next world."""
         return self._prepared > self._formation
 
     @property
     def leaving(self) -> frozenset[int] | None:
-        """Return the ranks that leave before the next world; None if the agent has not reported them."""
+        """Return the ranks that will not be in the next world; None if the agent has not sent them."""
         formation, ranks = self._leaving
         return ranks if formation > self._formation else None
 
     def close_in_child(self) -> None:
-        """Close the socket in a forked child, so that the connection ends with the rank."""
+        """Close the socket in a forked child, so that the connection ends when the rank does."""
         self._socket.close()
 
     def _send(self, message: Mapping[str, Any]) -> None:
@@ -168,7 +168,7 @@ class RankAgentSocket:
             lost(self._message())
 
     def _message(self) -> str:
-        return f"a member of formation {self._formation} was lost; formation {self._urgent} is being prepared"
+        return f"a member of generation {self._formation} was lost; generation {self._urgent} is being prepared"
 
 
 _lock = threading.Lock()
@@ -176,10 +176,7 @@ _connected: RankAgentSocket | None = None
 
 
 def agent_of(env: Mapping[str, str]) -> RankAgentSocket | None:
-    """Return the agent that changes this process's worlds, connected on the first call.
-
-    None if the environment itself describes the world, which then never changes.
-    """
+    """Return the connection to this process's agent, opened by the first call; None if its world never changes."""
     global _connected
     path = env.get(contract.ENV_AGENT_SOCKET, "")
     with _lock:
@@ -193,7 +190,7 @@ def agent_of(env: Mapping[str, str]) -> RankAgentSocket | None:
 
 
 def _forget_agent_socket_in_child() -> None:
-    """Close the connection in a forked process, which is not a rank."""
+    """Close the connection to the agent in a forked process, which is not a rank."""
     global _lock, _connected
     _lock = threading.Lock()
     if _connected is not None:

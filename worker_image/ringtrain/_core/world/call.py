@@ -1,4 +1,5 @@
-"""One collective on one rank: offer frames, read frames, finish; or fail like all other ranks."""
+"""One rank's part in one collective over the network: frames that the rank offers to peers, and frames that it reads
+from peers."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -30,7 +31,7 @@ def _no_frames(rank: int, caller: TransportCaller) -> Iterator[WireFrame]:
 
 @dataclass(frozen=True)
 class CollectiveKey:
-    """Identity of a collective, and its participants."""
+    """Identity of a collective, and the ranks that take part in it."""
 
     key: Key  # process set, sequence number
     peers: tuple[int, ...]  # world ranks from which this one reads
@@ -40,11 +41,11 @@ class CollectiveKey:
 
 
 class WorldCall:
-    """Exchange of frames in one collective, as a context.
+    """One collective's exchange of frames, as a context.
 
-    Entering it publishes the offer and opens a stream from each peer. Leaving it normally waits until this rank has
-    read everything and all peers have too, so that buffers may be reused and the process may end; leaving it with an
-    error makes every rank fail.
+    At entry the context publishes the offer and opens a stream from each peer. A normal exit waits until this rank has
+    read all frames of its peers, and all peers have read the frames of this rank. Afterwards buffers may be reused, and
+    the process may end. An exit with an error makes every rank fail.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class WorldCall:
             self._span = self.span(what.label, total_bytes)
 
     def span(self, name: str, nbytes: int) -> timeline.Span:
-        """Return a timeline span for this collective, or a part of it, with arguments that match it between ranks."""
+        """Return a timeline span, with arguments by which the same collective is found on other ranks."""
         process_set, sequence = self._key.key
         return timeline.span(name, "collective", bytes=nbytes, set=process_set, sequence=sequence)
 
@@ -100,7 +101,7 @@ class WorldCall:
         return self
 
     def read(self, peer: int, step: WireStep, segment: int, into: Flat) -> None:
-        """Store the next frame of `peer`'s stream, which must be this one, in `into`."""
+        """Wait for the next frame from `peer`, which must be segment `segment` of `step`, and store it in `into`."""
         if not self._is_traced:
             self._read(peer, step, segment, into)
             return
@@ -114,16 +115,16 @@ class WorldCall:
             self._went_wrong(peer, error)
 
     def frame(self, step: WireStep, segment: int, payload: Flat) -> WireFrame:
-        """Return `payload`, which is not copied, as a frame of this collective."""
+        """Return a frame of this collective with `payload`, which is not copied."""
         return WireFrame(self._head(step, segment, payload), payload_octets(payload))
 
     def frames(self, step: WireStep, parts: Iterable[Flat]) -> Iterator[WireFrame]:
-        """Yield `parts` as the segments of this rank's `step`, in order."""
+        """Yield `parts` as frames of this collective, numbered as the segments of `step`."""
         for segment, part in enumerate(parts):
             yield self.frame(step, segment, part)
 
     def offer_changed(self) -> None:
-        """Wake the streams that wait for a frame of this rank."""
+        """Wake the threads that wait for a frame which this rank sends to a peer. Call it when a frame is ready."""
         self._member.offers.changed()
 
     def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:
@@ -143,7 +144,7 @@ class WorldCall:
             self._release()
 
     def _release(self) -> None:
-        """Release buffers and streams. Afterwards no other thread uses the buffers, and no stream is open."""
+        """Release all buffers and streams; afterwards no other thread uses the buffers."""
         self._member.failure_state.forget(self._cancel)
         self._member.offers.withdraw(self._key.key)
         # It references this call: in a cycle the buffers would stay alive until garbage collection.
@@ -177,7 +178,7 @@ class WorldCall:
         self._fail(peer, error)
 
     def _fail(self, peer: int, error: StreamBroken | PullRefused) -> NoReturn:
-        """Report the failure of the stream from `peer`, and raise the world's decision."""
+        """Report that the stream from `peer` failed, and raise the error on which all ranks agree."""
         if isinstance(error, PullRefused) and error.is_from_another_world:
             # The peer's process has joined its next world.
             self._member.monitor.report(PeerClosed(peer, "it has left this world", self._activity))

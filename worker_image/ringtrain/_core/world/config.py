@@ -1,4 +1,4 @@
-"""Settings of a rank, read from its environment before it connects to others."""
+"""Settings of a rank, read from its environment before it connects to other ranks."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,22 +10,16 @@ from ringtrain.shared import contract
 from ringtrain.shared.environment import without_empty
 from ringtrain.shared.horovod_variables import with_counterparts
 from ringtrain.shared.place import RankPlace
-from ringtrain.shared.settings import Settings, choice, integer, path, seconds, setting, text
-
-# auto: shared memory between ranks of one pod, gRPC between pods. grpc, shm: only this one, or an error. torch: tensors
-# of ringtrain.torch by torch.distributed, all else as with auto, which selects it for CUDA. host: as auto, but never by
-# a library of a device.
-TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch", "host")
-# auto: between pods, tensors use separate ports if these can be reached. grpcio: always gRPC's library.
-DATA_PATHS = ("auto", "grpcio")
+from ringtrain.shared.rank_settings import WorldWaits, WorldWays
+from ringtrain.shared.settings import Settings, choice, integer, path, setting, text
 
 
 @dataclass(frozen=True, kw_only=True)
 class WorldNumbers(Settings):
     """Numbers that identify a world of the job.
 
-    `formation`: the number of the world within the attempt in an elastic job, else 0. `committed`: the highest step
-    that the attempt has committed.
+    `formation`: in an elastic job, the number of the world within the attempt; 0 in other jobs. `committed`: the
+    highest step that the attempt has committed.
     """
 
     attempt: int = integer(contract.ENV_ATTEMPT, 1, low=1)
@@ -35,28 +29,11 @@ class WorldNumbers(Settings):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldWaits(Settings):
-    """Deadlines of a rank that waits for others."""
-
-    timeout_s: float = seconds(contract.ENV_TIMEOUT, 60.0)
-    stall_timeout_s: float = seconds(contract.ENV_STALL_TIMEOUT, 600.0, lambda seen: max(600.0, seen.timeout_s))
-    stall_warning_s: float = seconds(contract.ENV_STALL_WARNING, 30.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorldWays(Settings):
-    """Transport of tensors. `transport`: one of `TRANSPORTS`. `data_path`: one of `DATA_PATHS`."""
-
-    transport: str = choice(contract.ENV_TRANSPORT, TRANSPORTS, TRANSPORTS[0])
-    data_path: str = choice(contract.ENV_DATA_PATH, DATA_PATHS, DATA_PATHS[0])
-
-
-@dataclass(frozen=True, kw_only=True)
 class WorldTrust(Settings):
-    """Token, certificates and encryption between ranks.
+    """Authentication and encryption between ranks: token and certificates.
 
-    `encrypt`: one of `contract.ENCRYPTION`; `sites` only if there are several. The certificates are in `secret_dir` and
-    belong to the job `job_uid`. `token_text`: the token if there is no `token_file`.
+    `encrypt`: one of `contract.ENCRYPTION`; it is `sites` only if there are several sites. The certificates are in
+    `secret_dir` and belong to the job `job_uid`. `token_text`: the token if there is no `token_file`.
     """
 
     encrypt: str = choice(contract.ENV_ENCRYPT, contract.ENCRYPTION, contract.ENCRYPTION[0])
@@ -66,7 +43,7 @@ class WorldTrust(Settings):
     token_text: str | None = setting(lambda env, _: env.unchanged(contract.ENV_TOKEN), None, is_secret=True)
 
     def token(self) -> bytes | None:
-        """Return the job's token, or None if ranks need no token. Raises ConfigurationError."""
+        """Return the job's token; None if the job has none. Raises ConfigurationError if it is empty or unreadable."""
         if self.token_file is None:
             if self.token_text is None:
                 return None
@@ -84,12 +61,12 @@ class WorldTrust(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerConfig:
-    """Settings of a rank, known before it connects to others.
+    """All settings of a rank, known before it connects to other ranks.
 
     `role`: `chief`, `worker`, or `evaluator`, which is alone in its world.
     `source`: the source of the world's description: `ringtrain`, `tf_config`, `slurm`, `mpi`, `torchrun` or `single`.
     `slot`: the place in an elastic job, fixed for this process and its local rank.
-    `sites`: the name of each rank's site; empty: all are in one.
+    `sites`: the name of each rank's site; empty if all ranks are in one site.
     """
 
     place: RankPlace = field(default_factory=RankPlace)
@@ -104,16 +81,14 @@ class WorkerConfig:
     trust: WorldTrust = field(default_factory=WorldTrust)
 
     def encrypts_among(self, ranks: Sequence[int]) -> bool:
-        """Return whether traffic between these ranks must be encrypted."""
+        """Return whether traffic between the ranks in `ranks` must be encrypted."""
         if self.trust.encrypt == "sites":
             return len({self.sites[rank] for rank in ranks}) > 1
         return self.trust.encrypt != "none"
 
     @property
     def ranks_by_site(self) -> dict[str, list[int]]:
-        """Return the ranks of each site by its name, in the order of their first ranks; one empty name without
-        sites.
-        """
+        """Return the ranks of each site, by its name. Without sites, all ranks are under an empty name."""
         found: dict[str, list[int]] = {}
         for rank, name in enumerate(self.sites or ("",) * self.place.size):
             found.setdefault(name, []).append(rank)
@@ -121,12 +96,12 @@ class WorkerConfig:
 
     @property
     def pod(self) -> int:
-        """Return a number that is equal for the ranks of this pod and different for other pods."""
+        """Return the number of this rank's pod: equal for ranks of one pod, different for other pods."""
         return (self.place.rank if self.slot is None else self.slot) - self.place.local_rank
 
     @staticmethod
     def from_env(env: Mapping[str, str]) -> "WorkerConfig":
-        """Find the world by `discover_world`, and read the other settings.
+        """Return this rank's settings from environment variables; its world is found by `discover_world`.
 
         If a variable of ringtrain is unset, its Horovod counterpart is used (`horovod_variables.COUNTERPARTS`). Raises
         ConfigurationError naming the variable, its value and what was expected.
@@ -148,7 +123,7 @@ class WorkerConfig:
 
 
 def _world_sites(env: Mapping[str, str], size: int) -> tuple[str, ...]:
-    """Return the name of each rank's site; empty if unset.
+    """Return the name of each rank's site; empty if RINGTRAIN_SITES is unset.
 
     Also empty in a process outside the world, which has size 1 but the names of all ranks.
     """

@@ -1,4 +1,4 @@
-"""Discovery of the world: variables of ringtrain, TF_CONFIG, SLURM, MPI or torchrun."""
+"""Discovery of a rank's world from the variables of ringtrain, TF_CONFIG, SLURM, MPI or torchrun."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -21,7 +21,8 @@ _WORLD_FILE_VERSION: Final = 1
 
 
 def ring_addresses_in(path: Path) -> tuple[str, ...]:
-    """Return the addresses of all ranks in the file, by rank. Raises ConfigurationError with the problem."""
+    """Return the addresses of all ranks, by rank, from the agent's file at `path`. Raises ConfigurationError if the
+    file is missing or invalid."""
     name = f"{contract.ENV_WORLD_FILE} is {shown(str(path))}"
     try:
         content = json.loads(path.read_bytes())
@@ -41,7 +42,8 @@ def ring_addresses_in(path: Path) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class DiscoveredWorld:
-    """World and place of this process according to one source. `slot`: slot of this process in an elastic job."""
+    """World and this process's rank in it. `slot`: index of the process in an elastic job, which stays the same in all
+    worlds."""
 
     source: str
     role: str
@@ -52,7 +54,7 @@ class DiscoveredWorld:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """Rendezvous of ranks whose addresses are not in the environment. `token`: secret for mutual authentication."""
+    """Settings for an exchange of addresses between ranks that do not have them in their environment."""
 
     env: Mapping[str, str]
     timeout_s: float
@@ -60,7 +62,8 @@ class Rendezvous:
 
 
 def discover_world(rendezvous: Rendezvous) -> DiscoveredWorld:
-    """Find the world: `RINGTRAIN_*`, then `TF_CONFIG`, SLURM's, MPI's, torchrun's, else a world of one.
+    """Find this process's world from `RINGTRAIN_*`; if these are unset, from `TF_CONFIG`, SLURM, MPI or torchrun, in
+    this order. Without any of them the process is a world of one.
 
     Raises ConfigurationError naming the variable, its value and what was expected.
     """
@@ -91,9 +94,9 @@ def _highest_local_rank(seen: Any) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class _PlaceVariables(Settings):
-    """Place of the rank; variables that are not set are derived from the hosts of the addresses (`by_host`).
+    """Variables with the rank's place among hosts; unset ones are derived from the addresses (`by_host`).
 
-    The local rank is that of the slot: a pod may have a gap.
+    In an elastic job the local rank follows from the slot, so the local ranks of a pod may have gaps.
     """
 
     local_size: int = integer(contract.ENV_LOCAL_SIZE, derived=lambda seen: seen.by_host.local_size, low=1)
@@ -115,13 +118,13 @@ def _from_ringtrain(env: Mapping[str, str]) -> DiscoveredWorld | None:
         return None
     for name in (contract.ENV_RANK, contract.ENV_SIZE):
         if name not in env:
-            raise ConfigurationError(f"{name} is not set; {contract.ENV_RANK} and {contract.ENV_SIZE} go together")
+            raise ConfigurationError(f"{name} is not set; set both {contract.ENV_RANK} and {contract.ENV_SIZE}")
     own = _RankVariables.from_env(env)
     addresses = _ring_addresses(env, own.size)
     if addresses is None:
         if own.size > 1:
             raise ConfigurationError(
-                f"{contract.ENV_RING_ADDRESSES} is not set, nor is {contract.ENV_WORLD_FILE}; expected host:port "
+                f"neither {contract.ENV_RING_ADDRESSES} nor {contract.ENV_WORLD_FILE} is set; expected host:port "
                 f"of each of {own.size} ranks, by rank"
             )
         addresses = ALONE
@@ -159,8 +162,8 @@ def _from_mpi(rendezvous: Rendezvous) -> DiscoveredWorld | None:
         # The agent sets addresses only for ranks on the worker that the job's order assigns to them; others
         # expect them there.
         raise ConfigurationError(
-            f"mpirun has placed rank {found.rank} on another worker than the job's order of ranks, where the others "
-            "expect it; remove the options that place ranks (such as --map-by node, -ppn, a rankfile)"
+            f"mpirun has started rank {found.rank} on another worker than the job assigns to it; "
+            "remove the options that place ranks (such as --map-by node, -ppn, a rankfile)"
         )
     if addresses is None:
         from ringtrain._core.world.mpi_rendezvous import rendezvous_by_mpi  # rarely needed, and import time counts
@@ -194,12 +197,12 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
     if (ranks := same_address(addresses)) is not None:
         first, second = ranks
         raise ConfigurationError(
-            f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank its own"
+            f"{source} has {addresses[first]} for ranks {first} and {second}; give each rank a different address"
         )
     return addresses
 
 
 def environment_rank(env: Mapping[str, str]) -> tuple[int, int] | None:
-    """Return rank and number of ranks from variables of SLURM, MPI or torchrun; None if there are none."""
+    """Return (rank, size) from the variables of SLURM, MPI or torchrun; None if none are set."""
     found = slurm_rank(env) or mpi_rank(env) or torchrun_rank(env)
     return None if found is None else (found.rank, found.size)

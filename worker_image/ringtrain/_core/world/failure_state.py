@@ -1,4 +1,4 @@
-"""Failure state of a world, and the events that a rank reports to its monitor."""
+"""Failure state of a world, and the events that its collectives report to the monitor."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ from ringtrain._core.wire.failure import WorldFailure
 
 
 class WorldFailureState:
-    """First failure of a world. Later ones are ignored."""
+    """First failure of a world, and the threads and callbacks that wait for it. Later failures are ignored."""
 
     def __init__(self) -> None:
         self._reached = threading.Event()
@@ -19,10 +19,7 @@ class WorldFailureState:
         self._callbacks: list[Callable[[], None]] = []
 
     def reach(self, failure: WorldFailure) -> bool:
-        """Record `failure` unless there is one already, and wake all waiting threads.
-
-        Returns whether it was the first.
-        """
+        """Set the world's failure if it has none, and wake all waiting threads. Return whether it was the first."""
         with self._lock:
             if self.failure is not None:
                 return False
@@ -33,14 +30,14 @@ class WorldFailureState:
         return True
 
     def interrupt(self) -> None:
-        """Call back as for a failure, because this rank leaves and its work must end."""
+        """Run the callbacks although there is no failure, because this rank leaves and its work must end."""
         with self._lock:
             self._interrupted = True
         self._call_back()
         self._over.set()
 
     def on_reached(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the first failure; it is called at once if the world has already failed."""
+        """Register a function to call at the first failure or `interrupt`; if that has happened, call it now."""
         with self._lock:
             if self.failure is None and not self._interrupted:
                 self._callbacks.append(callback)
@@ -53,11 +50,11 @@ class WorldFailureState:
                 self._callbacks.remove(callback)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait for a failure. Return whether there was one in time."""
+        """Wait for a failure. Return whether there was one within `timeout_s`."""
         return self._reached.wait(max(timeout_s, 0))
 
     def wait_over(self, timeout_s: float) -> None:
-        """Wait for a failure, or for this rank to leave, without a failure."""
+        """Wait until the world has failed or this rank leaves it, at most `timeout_s`."""
         self._over.wait(timeout_s)
 
     def _call_back(self) -> None:
@@ -74,7 +71,7 @@ class WorldFailureState:
 
 @dataclass(frozen=True)
 class RankActivity:
-    """Current collective of a rank, for messages and probes: `allreduce #7 "conv1.weight"`."""
+    """Collective in which a rank is, such as `allreduce #7 "conv1.weight"`, for messages and status replies."""
 
     label: str
     process_set: int
@@ -83,7 +80,7 @@ class RankActivity:
 
 @dataclass(frozen=True)
 class PeerClosed:
-    """Event: the connection to `peer` broke."""
+    """Event: the connection to rank `peer` broke."""
 
     peer: int
     detail: str
@@ -92,7 +89,7 @@ class PeerClosed:
 
 @dataclass(frozen=True)
 class PeersStalled:
-    """Event: nothing was received from `peers` within the deadline."""
+    """Event: none of the ranks `peers` has sent the expected data within the deadline."""
 
     peers: tuple[int, ...]
     waited_s: float

@@ -1,4 +1,4 @@
-"""Exchange of addresses between ranks that know only the address of rank 0.
+"""Exchange of addresses through rank 0, for ranks that know only the address of rank 0.
 
 One line of JSON in each direction. With a token both lines carry a proof; a caller without one is refused.
 """
@@ -25,10 +25,10 @@ _TICK_S: Final = 0.5
 
 @dataclass(frozen=True)
 class RendezvousPoint:
-    """Address of rank 0, and texts for error messages.
+    """Address at which rank 0 collects all addresses, and texts for error messages.
 
-    `size_name`: the variable with the world's size. `start`: how all ranks are started. `port_taken`: what to do if the
-    port is in use.
+    `where`: host and port. `size_name`: the variable with the world's size. `start`: text on how to start all ranks.
+    `port_taken`: text on what to do if the port is in use.
     """
 
     where: tuple[str, int]
@@ -40,7 +40,8 @@ class RendezvousPoint:
 def gather_addresses(
     rank: int, size: int, point: RendezvousPoint, own: str, token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """Return the addresses of all ranks, by rank. Raises ConfigurationError."""
+    """Return the addresses of all ranks, by rank, exchanged through rank 0. Raises ConfigurationError if that fails
+    within `timeout_s`."""
     end = time.monotonic() + timeout_s
     if rank == 0:
         return _RendezvousServer(size, own, token, point, timeout_s).run(end)
@@ -49,7 +50,7 @@ def gather_addresses(
 
 @dataclass(eq=False)
 class _RendezvousCaller:
-    """Connection to rank 0. `rank`: set when its line has arrived; `nonce`: bytes to include in the reply's proof."""
+    """Connection of one rank to rank 0. `rank`: -1 until its message has arrived."""
 
     sock: socket.socket
     since: float
@@ -59,7 +60,7 @@ class _RendezvousCaller:
 
 
 class _RendezvousServer:
-    """Rank 0's side: one thread, and a limited number of callers that have not identified themselves."""
+    """Server on rank 0 that collects the addresses of all ranks. Limits callers that are not identified yet."""
 
     def __init__(self, size: int, own: str, token: bytes | None, point: RendezvousPoint, timeout_s: float) -> None:
         self._size = size
@@ -121,7 +122,7 @@ class _RendezvousServer:
             self._process_line(caller)
 
     def _process_line(self, caller: _RendezvousCaller) -> None:
-        """Store the caller's address, or send it the reason of a refusal."""
+        """Store the address in the caller's message, or send the caller the reason why it is refused."""
         message = _parsed_rendezvous_line(bytes(caller.line), rank=int, size=int, address=str, nonce=str, proof=str)
         if message is None:
             self._drop(caller)
@@ -192,7 +193,7 @@ def _ask_rank_0(
             ):
                 return addresses
             raise ConfigurationError(
-                f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both"
+                f"rank 0 does not have the token of rank {rank}; check RINGTRAIN_TOKEN_FILE on both ranks"
             )
         if time.monotonic() >= end:
             host, port = point.where
@@ -204,7 +205,7 @@ def _ask_rank_0(
 
 
 def _exchanged_rendezvous_line(where: tuple[str, int], line: bytes, end: float) -> bytes:
-    """Send a line to rank 0 and return its reply; empty if it can't be reached."""
+    """Send a message to rank 0 and return its reply; empty if rank 0 can't be reached."""
     reply = bytearray()
     with suppress(OSError):
         left = max(end - time.monotonic(), _AGAIN_S)
@@ -223,7 +224,7 @@ def _rendezvous_line(message: dict[str, Any]) -> bytes:
 
 
 def _parsed_rendezvous_line(line: bytes, **types: type) -> dict[str, Any] | None:
-    """Return the message in `line` if it has values of these types; else None."""
+    """Return the JSON object in `line`; None if it does not have fields of these types."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):

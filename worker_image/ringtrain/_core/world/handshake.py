@@ -1,4 +1,4 @@
-"""Handshake of two ranks: identity, proof of the token, and a session.
+"""Handshake of two ranks: each checks the other's identity and token, and issues a session to it.
 
 Each rank requests a session from each of its partners (Hello, then Prove), which its later requests must carry. So
 every pair is checked from both sides, and both sides get the reason of a failure. In a small world all others are
@@ -36,13 +36,20 @@ from ringtrain._core.wire.messages import (
 )
 from ringtrain._core.world import neighbours
 from ringtrain._core.world.failure_state import WorldFailureState
+from ringtrain._core.world.hello import (
+    absent_peer,
+    handshake_session_between,
+    hello_disagreement,
+    hello_refusal,
+    rank_twice_message,
+    read_hello_answer,
+    token_message,
+)
 from ringtrain._core.world.membership_table import MembershipEntry
 from ringtrain._core.world.ring_config import RingConfig
 from ringtrain._core.world.spread import await_peer_answers
 from ringtrain.errors import some_of
 from ringtrain.shared import authentication
-from ringtrain.shared.address import has_no_host
-from ringtrain.shared.contract import RELEASE
 
 _ASK_AGAIN_S: Final = 0.1
 _LOOKED_FOR_AT_ONCE: Final = 32
@@ -52,7 +59,7 @@ PATIENCE: Final = 4
 
 
 class WorldHandshake:
-    """Sessions of one rank: those issued to peers, and those received from peers."""
+    """State of one rank's handshakes: sessions that it has issued to peers and received from them."""
 
     def __init__(self, ring: RingConfig, failure_state: WorldFailureState, is_over: Callable[[int], bool]) -> None:
         self._ring = ring
@@ -78,7 +85,8 @@ class WorldHandshake:
     # Replies of this rank
 
     def answer_hello(self, request: bytes) -> bytes:
-        """Return this rank's identity with a proof. A Hello changes no state. Raises PullRefused, StreamBroken."""
+        """Return the reply to a Hello message: this rank's identity, and a proof that it knows the token. Raises
+        PullRefused for an unsuitable peer, StreamBroken if the peer may repeat the request."""
         theirs = HelloMessage.parse(decode_message(request))
         with self._changed:
             if theirs.rank in self._ring.peers:
@@ -92,7 +100,7 @@ class WorldHandshake:
         return encode_wire_message({"hello": mine.__dict__, "proof": proof})
 
     def answer_prove(self, request: bytes, data_port: int | None) -> bytes:
-        """Answer the `prove` request of a peer: issue a session for the peer, and return it with this rank's data port.
+        """Check a peer's proof of the token. Return a session for the peer, and this rank's data port.
 
         Raises PullRefused, StreamBroken.
         """
@@ -104,7 +112,7 @@ class WorldHandshake:
         nonce = self._nonce_for(theirs).encode()
         expected = authentication.proof(self._ring.token, authentication.CLIENT, encode_wire_message(theirs), nonce)
         if not authentication.is_same_proof(expected, message["proof"]):
-            raise _hello_refusal(_token_message(self._ring.rank, theirs.rank))
+            raise hello_refusal(token_message(self._ring.rank, theirs.rank))
         if self._ring.token is None:
             self._await_answering(theirs)
         with self._changed:
@@ -121,7 +129,7 @@ class WorldHandshake:
             return True
         key = self._key
         return key is not None and authentication.is_same_proof(
-            _handshake_session_between(key, rank, self._ring.rank), session
+            handshake_session_between(key, rank, self._ring.rank), session
         )
 
     def check_session(self, rank: int, session: bytes) -> None:
@@ -130,25 +138,25 @@ class WorldHandshake:
             raise NotAPeer(WorldFailure("stranger", f"a request in the name of rank {rank} has no valid session"))
 
     def watched_by(self, rank: int) -> None:
-        """Record that an authenticated peer watches this rank."""
+        """Record that peer `rank` watches this rank, which means that it has completed the handshake."""
         if rank not in self._watched_by:
             with self._changed:
                 self._watched_by.add(rank)
                 self._changed.notify_all()
 
     def left(self, rank: int) -> None:
-        """Record that a peer has shut down normally after the handshake, so its watch may never arrive."""
+        """Record that peer `rank` has shut down normally, so that the handshake does not wait for it."""
         if rank in self._admitted:
             self.watched_by(rank)
 
     # Requests of this rank
 
     def run_with_partners(self, transport: Transport, on_responder: Callable[[int], None], end: float) -> None:
-        """Run the handshake with every partner; call `on_responder` for each, which begins to watch it.
+        """Run the handshake with every partner, and call `on_responder(peer)` for each that has completed it.
 
-        On return each partner has completed its side as well, and watches this rank or has left: so this rank may leave
-        a mesh at once, and begin its next world while others are still in the handshake of this one. Otherwise fails
-        the world and raises.
+        On return each partner has completed its side as well, and watches this rank or has left. So this rank may leave
+        a mesh at once, and begin its next world while others are still in the handshake of this one. If a partner does
+        not complete the handshake by `end`, the world fails, and its failure is raised.
         """
         hellos = {peer: self._mine(secrets.token_hex(16)) for peer in self._partners}
         answers = {peer: self._ask_hello(transport, peer, hello, end) for peer, hello in hellos.items()}
@@ -170,7 +178,7 @@ class WorldHandshake:
         return MembershipEntry(self._share, data_port or 0, self._ring.local_size)
 
     def know_all(self, transport: Transport, entries: Sequence[MembershipEntry]) -> None:
-        """Derive a session with every rank. `entries`: entries of all ranks, secret from non-members of this world."""
+        """Compute the sessions with all ranks from their membership entries, which only members of this world know."""
         encoded = b"".join(entry.encode() for entry in entries)
         self._key = key = hmac.digest(self._ring.token or b"", b"world" + encoded, "sha256")
         self.local_sizes = tuple(entry.local_size for entry in entries)
@@ -178,11 +186,11 @@ class WorldHandshake:
             if entries[peer].data_port:
                 self.ports[peer] = entries[peer].data_port
             if peer not in self.sessions:
-                self.sessions[peer] = _handshake_session_between(key, self._ring.rank, peer)
+                self.sessions[peer] = handshake_session_between(key, self._ring.rank, peer)
                 transport.use_session(peer, self.sessions[peer])
 
     def use_data_ports(self, transport: Transport, peers: Iterable[int]) -> None:
-        """Begin to dial the data ports of `peers`, if not done before. Returns at once."""
+        """Start to open missing connections for tensor data to `peers`, in parallel. Returns at once."""
         rank, size = self._ring.rank, self._ring.size
         with self._changed:
             for peer in sorted(peers, key=lambda peer: (peer - rank) % size):
@@ -190,9 +198,7 @@ class WorldHandshake:
                     self._use_data_port(transport, peer, port)
 
     def absence(self, transport: Transport, peers: Sequence[int]) -> WorldFailure | None:
-        """Return the failure for the first of `peers` whose address does not answer at the deadline; None if all
-        answer.
-        """
+        """Return the failure for the first of `peers` that does not answer at its address; None if all answer."""
         for at in range(0, len(peers), _LOOKED_FOR_AT_ONCE):
             some = peers[at : at + _LOOKED_FOR_AT_ONCE]
             hello = encode_wire_message(self._mine(secrets.token_hex(16)))
@@ -200,20 +206,21 @@ class WorldHandshake:
             await_peer_answers(answers, self._ring.probe_timeout_s)
             for peer, answer in zip(some, answers, strict=True):
                 if not answer.done() or isinstance(answer.exception(), StreamBroken):
-                    return self._absent(peer)
+                    return absent_peer(self._ring, peer)
         return None
 
     def _greet(
         self, transport: Transport, peer: int, mine: HelloMessage, answer: "Future[bytes]", end: float
     ) -> HelloMessage:
-        """Return the peer's reply to Hello; repeat it while the peer is still leaving an earlier world."""
+        """Return the peer's identity from its reply to Hello; repeat Hello while the peer is leaving another world."""
         while True:
             with self._or_again(peer, end):
                 return self._examine(peer, mine, self._answer(peer, answer, end))
             answer = self._ask_hello(transport, peer, mine, end)
 
     def _prove_to(self, transport: Transport, peer: int, mine: HelloMessage, theirs: HelloMessage, end: float) -> None:
-        """Obtain a session from the peer; restart with Hello if it has changed to another world."""
+        """Get a session from `peer` by a proof of the token; start again with Hello if the peer does not answer
+        yet."""
         while True:
             proof = authentication.proof(
                 self._ring.token, authentication.CLIENT, encode_wire_message(mine), theirs.nonce.encode()
@@ -227,20 +234,24 @@ class WorldHandshake:
 
     @contextlib.contextmanager
     def _or_again(self, peer: int, end: float) -> Iterator[None]:
-        """Wait a moment if the peer does not answer yet, so that the caller repeats; fail if repeating is useless."""
+        """Return a context for a request. If the peer can't answer yet, wait a moment, so that the caller repeats the
+        request.
+
+        After `end`, or if the peer can't be reached or sends an invalid reply, fail the world.
+        """
         try:
             yield
         except StreamBroken as broken:
             left = end - time.monotonic()
             if broken.how is not StreamEnd.CLOSED or left <= 0:
-                self._fail(self._absent(peer))
+                self._fail(absent_peer(self._ring, peer))
             self._failure_state.wait(min(left, _ASK_AGAIN_S))
         except MalformedMessage as malformed:
             name = self._ring.name(peer)
-            self._fail(WorldFailure("configuration", f"{name} is another program; its answer: {malformed}"))
+            self._fail(WorldFailure("configuration", f"another program answers at the address of {name}: {malformed}"))
 
     def _take(self, transport: Transport, peer: int, reply: bytes) -> None:
-        """Store the session and data port of the peer's reply to Prove."""
+        """Store the session and the data port that `peer` has sent."""
         self.sessions[peer] = decode_message_fields(reply, session=bytes)["session"]
         transport.use_session(peer, self.sessions[peer])
         data_port = decode_message(reply).get("data_port")
@@ -258,11 +269,11 @@ class WorldHandshake:
         return answer
 
     def _note_answer(self, peer: int, mine: HelloMessage, answer: "Future[bytes]") -> None:
-        """Record the process at the peer's address. Peers wait for that, even if this rank waits for other peers."""
+        """Record which process answered Hello at the address of `peer`, as soon as the reply arrives."""
         if answer.exception() is not None:
             return
         try:
-            theirs, is_proven = self._read_answer(mine, answer.result())
+            theirs, is_proven = read_hello_answer(self._ring.token, mine, answer.result())
         except MalformedMessage:
             return  # the thread that waits for the answer reports it
         if is_proven and theirs.rank == peer:
@@ -289,29 +300,17 @@ class WorldHandshake:
         return session
 
     def _examine(self, peer: int, mine: HelloMessage, reply: bytes) -> HelloMessage:
-        """Return the identity of the process at the peer's address. Raises MalformedMessage.
-
-        Fails this rank if it is another rank.
-        """
-        theirs, is_proven = self._read_answer(mine, reply)
+        """Return the identity in the reply to Hello. Fails the world if the token or the rank is wrong."""
+        theirs, is_proven = read_hello_answer(self._ring.token, mine, reply)
         if not is_proven:
-            self._fail_after_request(peer, WorldFailure("configuration", _token_message(self._ring.rank, peer)))
+            self._fail_after_request(peer, WorldFailure("configuration", token_message(self._ring.rank, peer)))
         if theirs.rank != peer:
             wrong = f"{self._ring.addresses[peer]} is configured for rank {peer}, but rank {theirs.rank} answers there"
             self._fail(WorldFailure("configuration", wrong))
         return theirs
 
-    def _read_answer(self, mine: HelloMessage, reply: bytes) -> tuple[HelloMessage, bool]:
-        """Return the identity in the reply, and whether its proof of the token is valid."""
-        message = decode_message_fields(reply, hello=dict, proof=str)
-        theirs = HelloMessage.parse(message["hello"])
-        expected = authentication.proof(
-            self._ring.token, authentication.SERVER, encode_wire_message(mine), encode_wire_message(theirs)
-        )
-        return theirs, authentication.is_same_proof(expected, message["proof"])
-
     def _answer(self, peer: int, answer: "Future[bytes]", end: float) -> bytes:
-        """Wait for the peer's reply, or for the world's failure if that comes first. Raises StreamBroken."""
+        """Wait for the peer's reply, and return it. Raises StreamBroken, or the world's failure."""
         done = threading.Event()
         answer.add_done_callback(lambda _: done.set())
         self._failure_state.on_reached(done.set)
@@ -325,16 +324,6 @@ class WorldHandshake:
         except PullRefused as refused:
             self._fail_after_request(peer, refused.failure)
             raise
-
-    def _absent(self, peer: int) -> WorldFailure:
-        advice = "is it started, and is its address right?"
-        if has_no_host(self._ring.addresses[peer], self._ring.probe_timeout_s):
-            advice = "its host's name can't be resolved here: is it correct, and does that host or pod exist?"
-        text = (
-            f"{self._ring.name(peer)} did not join within {self._ring.timeout_s:g} s "
-            f"(waited for by rank {self._ring.rank}); {advice}"
-        )
-        return WorldFailure("lost", text, peer)
 
     def _await_all(self, transport: Transport, end: float) -> None:
         def two_of_one() -> list[int]:
@@ -354,7 +343,7 @@ class WorldHandshake:
             self.is_complete = not missing and not two
         self._failure_state.check()
         if two:
-            self._fail(WorldFailure("configuration", _rank_twice_message(two[0])))
+            self._fail(WorldFailure("configuration", rank_twice_message(two[0])))
         if missing and not is_mesh and (absence := self.absence(transport, self._ring.peers)) is not None:
             self._fail(absence)  # a partner waits for a rank that is not a partner of this one
         if missing:
@@ -363,9 +352,10 @@ class WorldHandshake:
             self._fail(WorldFailure("lost", one_way, missing[0]))
 
     def _admit(self, theirs: HelloMessage) -> None:
-        """Refuse a caller that does not belong to this world. StreamBroken (CLOSED): it may repeat the request."""
+        """Refuse a caller that does not belong to this world. Raises StreamBroken if the caller may repeat the
+        request."""
         if (message := hello_disagreement(self._ring, theirs)) is not None:
-            raise _hello_refusal(message)
+            raise hello_refusal(message)
         known = {self._responders.get(theirs.rank), self._admitted.get(theirs.rank)} - {None}
         failure = self._failure_state.failure
         if failure is not None and not self.is_complete and theirs.instance in known:
@@ -375,11 +365,11 @@ class WorldHandshake:
         # During the handshake it is undecided which one is right, and a rank may already be in its next world.
         if not self.is_complete or self._is_over(theirs.rank):
             raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} is still leaving an earlier world")
-        raise _hello_refusal(_rank_twice_message(theirs.rank))
+        raise hello_refusal(rank_twice_message(theirs.rank))
 
     def _await_answering(self, theirs: HelloMessage) -> None:
-        """Wait until the process at the caller's address is known: without a token, only this process counts as the
-        peer."""
+        """Wait until it is known which process answers at the caller's address. Refuse the caller if it is another
+        process."""
 
         def is_known() -> bool:
             return theirs.rank in self._responders or self._failure_state.failure is not None
@@ -390,7 +380,7 @@ class WorldHandshake:
         self._admit(theirs)
 
     def _fail_after_request(self, peer: int, failure: WorldFailure) -> None:
-        """Fail, but let the peer request first, because only this rank's reply gives it the reason."""
+        """Fail the world, but first wait for a request of `peer`, so that the reply gives `peer` the reason."""
 
         def is_told() -> bool:
             return self._failure_state.failure is not None or peer in self._hello_ranks
@@ -406,47 +396,3 @@ class WorldHandshake:
     def _wake(self) -> None:
         with self._changed:
             self._changed.notify_all()
-
-
-def hello_disagreement(mine: RingConfig, theirs: HelloMessage) -> str | None:
-    """Describe a difference between two ranks in the handshake, equally on both sides, or None."""
-    me = (
-        f"rank {mine.rank} ({mine.addresses[mine.rank]})",
-        *(PROTOCOL_VERSION, RELEASE, mine.generation, mine.size, mine.transport),
-    )
-    peer = (
-        f"rank {theirs.rank} ({theirs.address})",
-        *(theirs.version, theirs.release, theirs.generation, theirs.size, theirs.transport),
-    )
-    (one, *ones), (other, *others) = sorted((me, peer))
-    reasons = (
-        ("speaks version", "of the ring's protocol; use one image for all ranks"),
-        ("runs ringtrain", "; use one image for all ranks"),
-        ("has generation", "; a process of another attempt is still running"),
-        ("expects a world of", "ranks; configure the same cluster on every rank"),
-        ("has RINGTRAIN_TRANSPORT", "; set the same on every rank"),
-    )
-    for (verb, advice), left, right in zip(reasons, ones, others, strict=True):
-        if left != right:
-            return f"{one} {verb} {left}, {other} {verb} {right} {advice}".replace(" ;", ";")
-    if theirs.rank == mine.rank or not 0 <= theirs.rank < mine.size:
-        return _rank_twice_message(theirs.rank)
-    return None
-
-
-def _handshake_session_between(key: bytes, rank: int, peer: int) -> bytes:
-    """Return the session by which `rank` is authenticated to `peer`."""
-    return hmac.digest(key, f"session {rank} {peer}".encode(), "sha256")[:SESSION_BYTES]
-
-
-def _hello_refusal(message: str) -> PullRefused:
-    return PullRefused(WorldFailure("configuration", message))
-
-
-def _rank_twice_message(rank: int) -> str:
-    return f"two processes claim to be rank {rank}; start each rank once, and use the same addresses everywhere"
-
-
-def _token_message(rank: int, other: int) -> str:
-    low, high = sorted((rank, other))
-    return f"ranks {low} and {high} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"

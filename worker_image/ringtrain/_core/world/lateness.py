@@ -1,4 +1,4 @@
-"""Warnings about late ranks: they are connected, but have not joined a collective that this rank waits for.
+"""Warnings about ranks that are connected but have not joined a collective for which this rank waits.
 
 A silent process is detected by its connections, within the timeout. Lateness (a process that runs validation, writes a
 file or does not release the GIL) is not an error until the stall timeout, and is logged.
@@ -25,7 +25,7 @@ Statuses = Callable[[Sequence[int]], Mapping[int, Any]]
 
 
 class WorldLateness:
-    """Thread that periodically checks the collectives in which this rank waits.
+    """Thread that logs ranks for which this rank's collectives have waited too long.
 
     `statuses`: requests the status of ranks. `look_for_lost`: reports ranks that do not join a collective because they
     are lost.
@@ -84,8 +84,8 @@ class WorldLateness:
         of_near = "" if len(near) == len(begun.others) else f" (of {len(near)} ranks asked)"
         doing = "; ".join(_described_lateness(rank, begun, answers.get(rank)) for rank in named)
         log.warning(
-            "rank %d has waited %.0f s in %s for rank(s) %s, connected but late: %s. After %g s "
-            "(RINGTRAIN_STALL_TIMEOUT) the world ends",
+            "rank %d has waited %.0f s in %s for rank(s) %s, which are connected but late: %s. "
+            "After %g s (RINGTRAIN_STALL_TIMEOUT) the world ends",
             own, waited_s, self._offers.label(key, begun.what), in_ranges(late) + of_near, doing,
             self._ring.stall_timeout_s,
         )  # fmt: skip
@@ -103,7 +103,7 @@ def _described_lateness(rank: int, begun: BegunCollective, answer: Any) -> str:
 
 
 def _outermost_wait(waiting: Mapping[Key, BegunCollective]) -> dict[Key, BegunCollective]:
-    """Return the collectives that began first, of nested ones (such as of pods in shared memory or MPI)."""
+    """Return, of collectives that run inside others (such as in shared memory), only the outermost."""
     found: dict[int, tuple[Key, BegunCollective]] = {}
     for key, begun in sorted(waiting.items(), key=lambda item: item[1].since):
         found.setdefault(key[0] & NETWORK_HALF, (key, begun))

@@ -1,4 +1,4 @@
-"""Membership of a rank in its world: handshake with peers, answers to their requests, detection of lost peers."""
+"""Membership of a rank in its world: handshake with peers, answers to their requests, detection of lost ones."""
 
 import struct
 import threading
@@ -36,7 +36,7 @@ from ringtrain.errors import NotInitializedError, RingtrainError
 
 
 class WorldMembership:
-    """Connection of a rank to its peers: answers them (`TransportService`), and provides what collectives need."""
+    """Membership of one rank in its world. Answers its peers' requests and serves its own collectives."""
 
     def __init__(self, ring: RingConfig, transport: Transport) -> None:
         self.ring = ring
@@ -57,7 +57,8 @@ class WorldMembership:
     def join(
         ring: RingConfig, transport: Transport, began: Callable[["WorldMembership"], None] | None = None
     ) -> "WorldMembership":
-        """Run the handshake with all peers within the timeout. `began` gets the membership before, to abort it early.
+        """Run the handshake with all peers, and return the membership. `began`: receives the membership before the
+        handshake, to be able to abort it.
 
         Raises ConfigurationError or PeerLost, on every rank that can be reached.
         """
@@ -86,7 +87,7 @@ class WorldMembership:
             raise
 
     def _learn_of_all(self, end: float) -> None:
-        """Obtain sessions with ranks that are not partners; on return all ranks have them. Raises the failure."""
+        """Get sessions with the ranks that are not partners, and wait until all ranks have their sessions."""
         end += self.ring.timeout_s / PATIENCE
         entries = self._table.gather(self._handshake.entry(self.transport.data_port), end)
         self._handshake.know_all(self.transport, entries)
@@ -106,16 +107,14 @@ class WorldMembership:
             self.monitor.report(PeerClosed(peer, str(error), None))
 
     def _absent(self, missing: Sequence[int]) -> None:
-        """Fail the world because of ranks about which this one, whose partners have joined, has received nothing in
-        time.
-        """
+        """Fail the world because nothing is known of the ranks in `missing` at the deadline."""
         within = f"within {self.ring.timeout_s:g} s (waited for by rank {self.ring.rank})"
         text = f"{self.ring.name(missing[0])} answers, but has not joined all of its partners {within}"
         absence = self._handshake.absence(self.transport, missing)
         self.failure_state.reach(absence or WorldFailure("lost", text, missing[0]))
 
     def all_taken(self, offer: CollectiveOffer, timeout_s: float, activity: Callable[[], RankActivity]) -> bool:
-        """Wait until every peer has read everything that is offered. See `WorldOfferTable.all_taken`."""
+        """Wait until every peer has read all frames of `offer`; return whether they have."""
         if not self._watches.are_sparse:
             return self.offers.all_taken(offer, timeout_s)
         end = time.monotonic() + timeout_s
@@ -128,11 +127,11 @@ class WorldMembership:
         return True
 
     def departed_rank(self, peers: frozenset[int]) -> int | None:
-        """Return one of `peers` that is known to have shut down, or None."""
+        """Return one of `peers` that has shut down; None if none has."""
         return self._watches.departed_rank(peers)
 
     def _look_for(self, offer: CollectiveOffer, activity: RankActivity) -> None:
-        """Report lost ranks that have not read all of `offer`."""
+        """Find out which ranks that have not read all of `offer` are lost, and report them."""
         self.monitor.look_for(offer.waiting_for.copy(), activity, lambda peer: peer in offer.waiting_for)
 
     def _look_for_takers(self, key: Key) -> None:
@@ -140,7 +139,7 @@ class WorldMembership:
             self._look_for(offer, self.activity(key, offer.signature))
 
     def prepare_pulls(self, peers: Iterable[int]) -> None:
-        """Begin to open missing connections to `peers`, in parallel. Returns at once."""
+        """Start to open missing connections for tensor data to `peers`, in parallel. Returns at once."""
         if self._handshake.ports:
             self._handshake.use_data_ports(self.transport, peers)
 
@@ -148,7 +147,7 @@ class WorldMembership:
         return PullRequestMessage(self._handshake.sessions.get(peer, b""), self.ring.rank, *key, what.compared).encode()
 
     def mismatch(self, key: Key, mine: WireSignature, peer: int, compared: bytes) -> WorldFailure:
-        """Return the failure for a difference between this rank and `peer` in collective `key`.
+        """Return the failure that describes how this rank and `peer` differ in collective `key`.
 
         `compared`: the peer's signature; if it is a digest, the peer is asked for the full text.
         """
@@ -164,21 +163,19 @@ class WorldMembership:
 
     @property
     def local_sizes(self) -> tuple[int, ...]:
-        """Return the number of ranks on each rank's host or in its pod."""
+        """Return, for each rank, the number of ranks on its host or in its pod."""
         return self._handshake.local_sizes
 
     def activity(self, key: Key, what: WireSignature) -> RankActivity:
-        """Return a description of this rank in collective `key`, for messages and reports."""
+        """Return a RankActivity that names collective `key`, for messages and reports."""
         return RankActivity(self.offers.label(key, what), *key)
 
     def break_off(self, message: str) -> None:
-        """Make all waits in this world raise PeerLost, because a member was lost; all members are notified
-        separately.
-        """
+        """Make all waits in this world raise PeerLost with `message`, because the agent has reported a lost member."""
         self.monitor.adopt(WorldFailure("lost", message))
 
     def raise_failure(self, activity: RankActivity) -> NoReturn:
-        """Raise the world's failure after a report, when all ranks know it; or NotInitializedError after `leave`."""
+        """Wait until all ranks know the world's failure, and raise it. After `leave`, raise NotInitializedError."""
         if not self.left:
             self._await_failure()
             self.failure_state.check()
@@ -187,21 +184,19 @@ class WorldMembership:
         raise RingtrainError(f"{activity.label} failed; no cause was found in time")
 
     def give_up(self, activity: RankActivity, error: BaseException) -> None:
-        """Fail the world because this rank aborts a collective after a signal or a defect, so that no rank waits for
-        it.
-        """
+        """Fail the world, because `error` (a signal or a defect) has ended this rank's part in a collective."""
         reason = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         rank = self.ring.rank
         self.monitor.report(WorldFailure("lost", f"rank {rank} left {activity.label} because of {reason}", rank))
         self._await_failure()
 
     def _await_failure(self) -> None:
-        """Wait until the failure that results from a report is known to all, or this rank leaves."""
+        """Wait until all ranks know the failure that the monitor derives from a report, or until this rank leaves."""
         self.failure_state.wait_over(self.ring.timeout_s)
         self.monitor.await_announced(2 * self.ring.probe_timeout_s)
 
     def leave(self) -> None:
-        """Notify the peers, let them read the rest, and close. A second call does nothing."""
+        """Leave the world: notify the peers, let them read the remaining data, and close all connections."""
         if not self._closed.acquire(blocking=False):
             return
         self.left = True
@@ -217,7 +212,8 @@ class WorldMembership:
         return self._handshake.is_peer(rank, session)
 
     def answer(self, method: str, request: bytes, caller: TransportCaller) -> bytes:
-        """Answer a control request. Raises PullRefused, also for malformed requests."""
+        """Return the answer to a control request of another rank. Raises PullRefused if it is malformed or not
+        allowed."""
         try:
             return self._answer(method, request, caller)
         except MalformedMessage as error:
@@ -262,16 +258,17 @@ class WorldMembership:
         return self._watches.farewell() if ended else ALIVE
 
     def _takes_peers_only(self, abort: bytes) -> bool:
-        """Return whether an announcement must carry a session of this world.
+        """Return whether the announcement `abort` of a failure is accepted only with a session of this world.
 
-        During the handshake any process with the token may announce why it fails. An announcement with a session needs
-        one of this world, so that a late failure of an earlier world does not end this one.
+        During the handshake any process with the token may announce why it fails. If an announcement contains a
+        session, this must be a session of this world, so that a late failure of an earlier world does not end this
+        world.
         """
         shown = decode_message_fields(abort, session=bytes)["session"]
         return bool(shown) or self._handshake.is_complete or self.ring.token is None
 
     def pull(self, request: bytes, caller: TransportCaller) -> Iterator[WireFrame]:
-        """Yield this rank's frames for the caller in one collective."""
+        """Yield the frames of one collective that the calling rank reads from this rank."""
         try:
             pull = PullRequestMessage.decode(request)
         except struct.error as error:
@@ -291,8 +288,7 @@ class WorldMembership:
         self.offers.record_pulled(offer, pull.rank)
 
     def _ask_meaning(self, peer: int, key: Key) -> WireSignature | None:
-        """Request the full signature of a peer's collective; None if the peer does not answer, or has ended this
-        collective."""
+        """Return the full signature of a peer's collective `key`; None if the peer does not answer or has ended it."""
         request = encode_wire_message({**self._identity(peer), "process_set": key[0], "sequence": key[1]})
         timeout_s = self.ring.probe_timeout_s
         try:
@@ -302,12 +298,12 @@ class WorldMembership:
         return decode_signature(answer) if answer else None
 
     def _is_over(self, peer: int) -> bool:
-        """Return whether this world has ended for `peer`: it has left, the world has failed, or this rank leaves."""
+        """Return whether this world has ended for rank `peer`, which may then join another one."""
         ended = self.left or self.failure_state.failure is not None or self._watches.has_left(peer)
         return ended or not self.monitor.answers(peer)
 
     def _peer_left(self, peer: int) -> None:
-        """Report a peer that has left as closed for each collective that waits for it."""
+        """Report the shutdown of `peer` for each collective in which it has not read all frames."""
         self._handshake.left(peer)
         for key, what in self.offers.peer_left(peer):
             self.monitor.report(PeerClosed(peer, "", self.activity(key, what)))

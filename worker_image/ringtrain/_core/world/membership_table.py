@@ -1,4 +1,4 @@
-"""Membership table of a large world, distributed from partner to partner.
+"""Exchange of every rank's data port and session key in a large world, from partner to partner.
 
 A rank sends to its partners at distance -1, -2, -4, ... the entries of the ranks from its own on: as many as the
 distance (the dissemination of Bruck et al. 1997). After log2 N messages it knows all N, and each message is needed: a
@@ -26,8 +26,8 @@ _MOST_ENTRIES: Final = 2048
 
 
 class MembershipEntry(NamedTuple):
-    """Entry of one rank. `share`: this rank's part of the session key, for members only; `data_port`: 0 if the rank
-    has no data port."""
+    """One rank's data for all other ranks. `share`: the rank's part of the session key. `data_port`: its port for
+    tensor data; 0 if it has none."""
 
     share: bytes
     data_port: int
@@ -38,7 +38,7 @@ class MembershipEntry(NamedTuple):
 
 
 class MembershipMessage(NamedTuple):
-    """Message with the entries of the ranks from `first` on."""
+    """Message with the membership entries of consecutive ranks, from `first` on."""
 
     session: bytes
     rank: int
@@ -52,19 +52,19 @@ class MembershipMessage(NamedTuple):
 
     @staticmethod
     def decode(data: bytes) -> "MembershipMessage":
-        """Decode a message. Raises MalformedMessage."""
+        """Return the message in `data`. Raises MalformedMessage if `data` is no such message."""
         if len(data) < _HEAD.size:
-            raise MalformedMessage("not a message of this protocol: too short")
+            raise MalformedMessage("the message is not of this protocol: it is too short")
         session, rank, round_, first, count = _HEAD.unpack_from(data)
         each = _ENTRY.size if round_ == ENTRIES else 0
         if round_ not in (ENTRIES, KNOWN) or count > _MOST_ENTRIES or len(data) != _HEAD.size + count * each:
-            raise MalformedMessage("not a message of this protocol: another length")
+            raise MalformedMessage("the message is not of this protocol: its length is wrong")
         entries = (data[_HEAD.size + each * i : _HEAD.size + each * (i + 1)] for i in range(count))
         return MembershipMessage(session, rank, round_, first, tuple(entries))
 
 
 class MembershipTable:
-    """One rank's part in both rounds.
+    """One rank's part in the exchange: a round for the entries, and a round that confirms that all ranks have them.
 
     `ask(peer, round, first, entries, timeout_s)`: sends to a partner; `failed(peer, error)`: handles one that does not
     answer; `missing(ranks)`: called at the deadline, fails the world because of unknown ranks.
@@ -88,22 +88,20 @@ class MembershipTable:
         failure_state.on_reached(self._wake)
 
     def take(self, message: MembershipMessage) -> None:
-        """Store the entries of a partner's message."""
+        """Store the entries in a message from a partner."""
         with self._changed:
             for index, entry in enumerate(message.entries):
                 self._known[message.round][(message.first + index) % self._ring.size] = entry
             self._changed.notify_all()
 
     def gather(self, own: MembershipEntry, end: float) -> tuple[MembershipEntry, ...]:
-        """Exchange entries with this rank's partners. Return the entries of all ranks, by rank. Raises the failure of
-        the exchange."""
+        """Exchange entries with this rank's partners. Return the entries of all ranks, by rank. `end`: deadline."""
         self._go_round(ENTRIES, own.encode(), end)
         known = self._known[ENTRIES]
         return tuple(MembershipEntry(*_ENTRY.unpack(known[rank])) for rank in range(self._ring.size))
 
     def await_known(self, end: float) -> None:
-        """Wait until all ranks have returned from `gather`, so that no rank needs this one. Raises the failure of the
-        exchange."""
+        """Wait until all ranks have returned from `gather`, and so no longer need this rank. `end`: deadline."""
         self._go_round(KNOWN, b"", end)
 
     def _go_round(self, round_: int, own: bytes, end: float) -> None:
@@ -137,7 +135,7 @@ class MembershipTable:
         return answer
 
     def _await(self, known: dict[int, bytes], count: int, end: float) -> None:
-        """Wait until the next `count` ranks, including this one, are known."""
+        """Wait until the entries of this rank and the next `count` - 1 ranks have arrived. `end`: deadline."""
         wanted = [(self._ring.rank + index) % self._ring.size for index in range(count)]
 
         def unknown() -> list[int]:

@@ -1,4 +1,4 @@
-"""Monitor of a world: decides which rank has failed, and notifies all others.
+"""Failure detector of a world: decides which rank has failed, and notifies all others.
 
 Each detector (a broken stream, an ended watch, a deadline) reports here and waits for the failure state. One monitor
 per process: if many connections break at once, there is still one cause.
@@ -33,9 +33,10 @@ _ASKED_AT_ONCE: Final = 32  # in addition to near ranks
 
 
 class WorldMonitor:
-    """Watch peers, judge reports, and announce the failure before it is raised on this rank.
+    """Failure detector of one rank. Watches peers, examines reports, and announces a failure before this rank raises
+    it.
 
-    `neighbours` defines which peers it watches and notifies.
+    The module `neighbours` defines which peers a rank watches and notifies.
     """
 
     def __init__(
@@ -62,11 +63,11 @@ class WorldMonitor:
         self._thread = threading.Thread(target=self._judge_reports, name="ringtrain-monitor", daemon=True)
 
     def start(self) -> None:
-        """Start the thread that judges reports."""
+        """Start the thread that finds out which reported events are failures of the world."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop after the peers have received the failure, if any. This takes at most the time of a few probes."""
+        """Stop, after the peers have been notified of the failure, if any. Takes at most a few probe timeouts."""
         with self._heeded:
             self._stopped = True
         self._reports.put(None)
@@ -80,17 +81,18 @@ class WorldMonitor:
         self._announced.set()  # all announcements have been sent
 
     def report(self, report: Report) -> None:
-        """Submit an event. Returns at once; the failure follows, usually within a fifth of the timeout."""
+        """Queue an event for the monitor's thread. If the event shows a failure, the world fails, usually within a
+        fifth of the timeout."""
         self._reports.put(report)
 
     def answers(self, peer: int) -> bool:
-        """Return whether the process that joined as `peer` still answers at its address, in this world."""
+        """Return whether the process that joined as rank `peer` still answers as a member of this world."""
         answer = self._ask_status(peer)
         await_peer_answers([answer], self._ring.probe_timeout_s)
         return is_peer_answered(answer)
 
     def statuses(self, peers: Sequence[int]) -> dict[int, Any]:
-        """Return the status of those `peers` that answer."""
+        """Return the status replies of `peers`, by rank, without those that do not answer."""
         requests = {peer: self._ask_status(peer) for peer in peers}
         await_peer_answers(list(requests.values()), self._ring.probe_timeout_s)
         return {peer: decode_message(answer.result()) for peer, answer in requests.items() if is_peer_answered(answer)}
@@ -103,9 +105,7 @@ class WorldMonitor:
         return self._stopped or self._failure_state.failure is not None
 
     def _ask_status(self, peer: int) -> "Future[bytes]":
-        """Request a peer's status; repeat once if the connection breaks, because an idle one may be closed when it is
-        used.
-        """
+        """Request the status of `peer`, a second time if the connection breaks. Return the future of the reply."""
         answer: Future[bytes] = Future()
 
         def ask() -> "Future[bytes]":
@@ -130,16 +130,16 @@ class WorldMonitor:
         return answer
 
     def await_announced(self, timeout_s: float) -> None:
-        """Wait until the peers know the failure, so that this process may end."""
+        """Wait until the peers have been notified of the failure, at most `timeout_s`."""
         self._announced.wait(timeout_s)
 
     def announce(self, failure: WorldFailure) -> None:
-        """Notify the peers, at most for the time of two probes."""
+        """Notify the peers of `failure`, and wait for their replies for at most two probe timeouts."""
         self._begin_spread(failure).wait(2 * self._ring.probe_timeout_s)
         self._announced.set()
 
     def _begin_spread(self, failure: WorldFailure) -> FailureSpread:
-        """Begin to notify the peers; only the first caller's failure is sent."""
+        """Start to notify the peers of `failure`; if a failure is already being sent, return that transmission."""
         probe_s = self._ring.probe_timeout_s
 
         def tell(peer: int) -> "Future[bytes]":
@@ -153,9 +153,9 @@ class WorldMonitor:
         return spread
 
     def _groups(self) -> list[list[int]]:
-        """Return the ranks to notify, in groups.
+        """Return the ranks that this rank notifies of a failure, in groups; one rank of each group is enough.
 
-        During the handshake of a large world: all partners, as some may be missing.
+        During the handshake of a large world these are all partners, because some of them may not have joined.
         """
         rank, size = self._ring.rank, self._ring.size
         distances = [range(d, d + 1) for d in range(1, size)]
@@ -167,13 +167,13 @@ class WorldMonitor:
         return [[peer for peer in group if not self.watches.has_left(peer)] for group in groups]
 
     def heed(self, request: bytes) -> None:
-        """Accept a peer's announcement if it proves the token; in a large world, forward it.
+        """Accept a failure that a peer announces, if the peer proves the token; in a large world, forward it.
 
         Raises StreamBroken if this rank leaves and forwards nothing, so that the peer notifies others instead.
         """
         message = decode_message_fields(request, failure=str, proof=str)
         if not authentication.is_same_proof(self._abort_proof(self._ring.rank, message["failure"]), message["proof"]):
-            raise PullRefused(WorldFailure("configuration", "an announcement without proof of the job's token"))
+            raise PullRefused(WorldFailure("configuration", "a failure was announced without proof of the job's token"))
         with self._heeded:
             if self._stopped and self._failure_state.failure is None:
                 raise StreamBroken(StreamEnd.CLOSED, f"rank {self._ring.rank} has shut down")
@@ -194,7 +194,7 @@ class WorldMonitor:
             self._begin_spread(failure)
 
     def adopt(self, failure: WorldFailure) -> None:
-        """Record a failure of which peers are notified separately."""
+        """Record a failure without notifying the peers, who get it from elsewhere."""
         if self._failure_state.reach(failure):
             self._announced.set()
 
@@ -203,14 +203,14 @@ class WorldMonitor:
         return encode_wire_message({"failure": text, "proof": self._abort_proof(peer, text), **self._identity(peer)})
 
     def _abort_proof(self, peer: int, text: str) -> str:
-        """Return a proof for one attempt only, so that a replay can't end the next one, which has the same token."""
+        """Return the proof of the token in an announcement to `peer`, valid for this attempt of the job only."""
         generation = str(self._ring.generation).encode()
         return authentication.proof(self._ring.token, b"abort", text.encode(), str(peer).encode(), generation)
 
     def look_for(self, peers: Collection[int], activity: RankActivity, is_needed: Callable[[int], bool]) -> None:
-        """Report those of `peers` whose process has ended, if `is_needed(peer)`. Returns at once.
+        """Start to ask `peers` for their status, and report each one that has ended while `is_needed(peer)`.
 
-        Covers a case without a watch: a rank has left that others still wait for.
+        This covers a case that no watch reports: a rank has left although others still wait for it.
         """
 
         def answered(peer: int, answer: "Future[bytes]") -> None:
@@ -250,9 +250,7 @@ class WorldMonitor:
         return WorldFailure("lost", text, report.peer)
 
     def _left_in_order(self, peer: int) -> bool:
-        """Return whether `peer` has announced that it shuts down: to this rank, or to its nearest watchers that
-        answer.
-        """
+        """Return whether `peer` has shut down normally, as known to this rank or to the ranks that watched it."""
         if self.watches.has_left(peer) or neighbours.is_mesh(self._ring.size) or not self.knows_all:
             return self.watches.has_left(peer)
         excluded = {self._ring.rank}
@@ -267,10 +265,12 @@ class WorldMonitor:
         return False
 
     def _judge_stall(self, stall: PeersStalled) -> WorldFailure:
-        """Find out which of the stalled peers is the cause: one without answer, one behind, or none.
+        """Return the failure for a timeout. It names the peer that causes it, because that peer does not answer or is
+        behind.
 
-        Of many only those near this rank are asked. If all of those wait too, a rank near the cause finds it and
-        notifies all. Only if none does, the others are asked, some at a time.
+        If this rank waits for many peers, it first asks only the peers near it. If these wait too, a rank near the
+        cause should find the cause and notify all ranks. If no rank does so in time, this rank asks the remaining
+        peers, some at a time.
         """
         near = {stall.peers[0], *neighbours.near_ranks(self._ring.rank, {self._ring.rank, *stall.peers})}
         further = [peer for peer in stall.peers if peer not in near]
@@ -287,7 +287,7 @@ class WorldMonitor:
         )
 
     def _first_blocking_failure(self, peers: Sequence[int], stall: PeersStalled) -> WorldFailure | None:
-        """Return the failure of the first of `peers` that reports one, does not answer, or is behind.
+        """Return the failure of the first of `peers` that has failed, does not answer or is behind.
 
         Return None if all peers have reached this collective.
         """
@@ -303,8 +303,8 @@ class WorldMonitor:
             if answer["reached"].get(str(stall.activity.process_set), 0) < stall.activity.sequence:
                 return WorldFailure(
                     "lost",
-                    f"rank {peer} has not reached {label} {waited} that rank {self._ring.rank} waited; rank "
-                    f"{peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT sets how long ranks wait",
+                    f"rank {peer} has not reached {label}, for which rank {self._ring.rank} waited "
+                    f"{stall.waited_s:.3g} s; rank {peer} {answer['activity']}. RINGTRAIN_STALL_TIMEOUT sets the limit",
                     peer,
                 )
         return None

@@ -1,4 +1,4 @@
-"""Variables of MPI launchers with a rank's place: Open MPI, PRRTE (PMIx) and MPICH (PMI)."""
+"""Rank and world size from the variables of MPI launchers: Open MPI, PRRTE (PMIx) and MPICH (PMI)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from ringtrain.shared.environment import EnvironmentVariables
 
 @dataclass(frozen=True)
 class MpiRank:
-    """Place of a process that an MPI launcher started. `launcher`: the one whose variables were found."""
+    """Rank and world size of a process that an MPI launcher started. `launcher`: name of the launcher."""
 
     launcher: str
     rank: int
@@ -28,7 +28,8 @@ _LAUNCHERS: Final = (
 
 
 def mpi_rank(env: Mapping[str, str]) -> MpiRank | None:
-    """Return the place from an MPI launcher's variables, or None if there are none. Raises ConfigurationError."""
+    """Return this process's rank from an MPI launcher's variables; None if they are unset. Raises ConfigurationError if
+    a variable is invalid."""
     for launcher, rank, size, local_rank, local_size in _LAUNCHERS:
         if rank not in env:
             continue

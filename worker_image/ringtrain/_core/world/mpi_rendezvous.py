@@ -1,4 +1,4 @@
-"""Rendezvous of ranks that mpirun has started without an agent.
+"""Exchange of addresses between ranks that mpirun has started without ringtrain's agent.
 
 On one host by files in the directory that Open MPI creates for the job, which is fast. Else by MPI.
 """
@@ -24,7 +24,7 @@ _INNER = ("lo", "docker", "virbr", "br-", "cni", "flannel", "podman")
 
 
 def rendezvous_by_mpi(found: MpiRank, env: Mapping[str, str], timeout_s: float) -> tuple[str, ...]:
-    """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
+    """Return the addresses of all ranks, by rank, exchanged through MPI or, on one host, through files.
 
     Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
@@ -43,7 +43,7 @@ def rendezvous_by_mpi(found: MpiRank, env: Mapping[str, str], timeout_s: float) 
 
 
 def _rendezvous_directory(found: MpiRank, env: Mapping[str, str]) -> Path | None:
-    """Return a directory of this job that all ranks share; None if they are on several hosts, or if there is none."""
+    """Return this job's directory on the ranks' common host; None if there is none, or with several hosts."""
     session, namespace = env.get("PMIX_SERVER_TMPDIR"), env.get("PMIX_NAMESPACE")
     if found.local_size != found.size or not session or not namespace or not os.access(session, os.W_OK):
         return None
@@ -71,13 +71,13 @@ def _rendezvous_in_files(found: MpiRank, directory: Path, own: str, timeout_s: f
             (directory / f"{attempt}-{found.rank}").unlink()
             raise ConfigurationError(
                 f"rank(s) {in_ranges(missing)} of {found.size} did not call ringtrain.init() within "
-                f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that mpirun starts must"
+                f"{timeout_s:g} s (waited for by rank {found.rank}); every rank must call it"
             )
         time.sleep(_LOOK_S)
 
 
 def _own_rendezvous_address(env: Mapping[str, str]) -> str:
-    """Return an address of this host that the others can reach."""
+    """Return an IP address at which ranks on other hosts can reach this host."""
     named = env.get("RINGTRAIN_POD_IP")
     if named:
         return named
@@ -86,13 +86,13 @@ def _own_rendezvous_address(env: Mapping[str, str]) -> str:
         if address:
             return address
     raise ConfigurationError(
-        "no address found by which other hosts reach this one; set RINGTRAIN_POD_IP on each host, or "
-        "RINGTRAIN_RING_ADDRESSES"
+        "found no address at which other hosts can reach this host; set RINGTRAIN_POD_IP on "
+        "each host, or RINGTRAIN_RING_ADDRESSES"
     )
 
 
 def _rendezvous_address_of(interface: str) -> str | None:
-    """Return the interface's IPv4 address; None without one."""
+    """Return the IPv4 address of the network interface `interface`; None if it has none."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe, suppress(OSError):
         answer = fcntl.ioctl(probe, _SIOCGIFADDR, struct.pack("256s", interface.encode()[:15]))
         return socket.inet_ntoa(answer[20:24])

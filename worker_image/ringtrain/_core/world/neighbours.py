@@ -1,4 +1,4 @@
-"""Topology of watches and failure notifications: pure arithmetic on ranks.
+"""Choice of the ranks that watch each other and pass on failures, computed from rank numbers only.
 
 In a world of up to `MESH_MOST` ranks every rank watches all others, and the one that detects a failure notifies all. In
 a larger one each rank has a handshake with those at distances 1, 2, 4, ..., watches the next two, and forwards a
@@ -14,16 +14,15 @@ _WATCHED: Final = 2
 
 
 def is_mesh(size: int) -> bool:
-    """Return whether each rank of a world of `size` watches all others."""
+    """Return whether a world of `size` ranks is so small that each rank watches all others."""
     return size <= MESH_MOST
 
 
 def partner_ranks(rank: int, size: int) -> tuple[int, ...]:
-    """Return the partners of `rank`, symmetric: all others in a mesh, else those at distances 1, 2, 4, ... on both
-    sides.
+    """Return the ranks with which `rank` has a handshake: all others, or in a large world about 2 log2 N of them.
 
-    They have a handshake when the world begins, and include the ranks that it watches, that watch it, and that it
-    notifies.
+    The handshake is part of the start of the world. The partners of `rank` include all ranks that `rank` watches or
+    notifies, and all that watch `rank`.
     """
     if is_mesh(size):
         return tuple(sorted(_ranks_after(rank, size)))
@@ -32,30 +31,31 @@ def partner_ranks(rank: int, size: int) -> tuple[int, ...]:
 
 
 def near_ranks(rank: int, ranks: Collection[int]) -> tuple[int, ...]:
-    """Return the partners of `rank` among `ranks`, as if these were a world; `rank` is one of them.
+    """Return the few ranks that `rank` asks about the state of all `ranks`. `ranks` includes `rank`.
 
-    It asks these about the others: if all asked all, the requests would grow with the square of the ranks.
+    If every rank asked all others, the number of requests would grow with the square of the number of ranks.
     """
     ordered = sorted(ranks)
     return tuple(ordered[position] for position in partner_ranks(ordered.index(rank), len(ordered)))
 
 
 def watched_ranks(rank: int, size: int, left: Collection[int] = ()) -> tuple[int, ...]:
-    """Return the ranks that `rank` watches, if those in `left` have shut down normally."""
+    """Return the ranks that `rank` watches; ranks in `left`, which have shut down normally, are skipped."""
     peers = [peer for peer in _ranks_after(rank, size) if peer not in left]
     return tuple(peers if is_mesh(size) else peers[:_WATCHED])
 
 
 def witness_ranks(rank: int, size: int, excluded: Collection[int]) -> tuple[int, ...]:
-    """Return the ranks that watch `rank`, except those in `excluded`; they know how it ended."""
+    """Return the ranks that watched `rank` and so know how it ended, without those in `excluded`."""
     before = [peer for peer in reversed(_ranks_after(rank, size)) if peer not in excluded]
     return tuple(before[:_WATCHED])
 
 
 def failure_notified_ranks(size: int) -> list[range]:
-    """Return the ranks to notify of a failure, as ranges of distances; of each range the first rank that answers.
+    """Return the ranks to notify of a failure in a world of `size` ranks, as distances from the notifying rank.
 
-    The nearest living rank is the first of its range, so that dead ranks can't isolate any other.
+    Each range is a group, of which one living rank is enough. The nearest living rank is the first of its range, so
+    that dead ranks can't isolate any other.
     """
     starts = [1 << power for power in range((size - 1).bit_length())]
     return [range(start, min(2 * start, size)) for start in starts]

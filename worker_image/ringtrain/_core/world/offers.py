@@ -1,4 +1,4 @@
-"""Offers of this rank to its peers, by collective."""
+"""Table of the frames that this rank offers to its peers, by collective."""
 
 import threading
 import time
@@ -20,11 +20,12 @@ Key = tuple[int, int]  # process set, sequence number in it
 
 
 class CallerGone(Exception):
-    """The peer for which a frame was intended has cancelled its request or died."""
+    """Error: the peer that requested a frame has cancelled its request or died."""
 
 
 class BegunCollective(NamedTuple):
-    """Newest collective of a process set. `others`: all peers that take part. `before`: the previous one."""
+    """The newest collective of a process set on this rank. `others`: the other ranks of the set. `before`: signature of
+    the previous collective."""
 
     sequence: int
     what: WireSignature
@@ -35,7 +36,7 @@ class BegunCollective(NamedTuple):
 
 @dataclass
 class CollectiveOffer:
-    """This rank's part of one collective.
+    """Frames that this rank offers to its peers in one collective.
 
     `frames_for(rank)` yields the frames for that peer, as they become ready.
     """
@@ -46,7 +47,7 @@ class CollectiveOffer:
 
 
 class WorldOfferTable:
-    """Table of offers by collective, in which peers' requests wait for their frames."""
+    """Offers of this rank by collective. Requests of peers wait here until their frames are ready."""
 
     def __init__(self, rank: int, failure_state: WorldFailureState) -> None:
         self._rank = rank
@@ -65,21 +66,25 @@ class WorldOfferTable:
         failure_state.on_reached(self._wake_all)
 
     def reached(self) -> dict[int, int]:
-        """Return, for each process set, the sequence number of the newest collective that this rank has begun."""
+        """Return the sequence number of this rank's newest collective, for each process set."""
         return {process_set: begun.sequence for process_set, begun in self._newest().items()}
 
     def meaning(self, key: Key) -> WireSignature | None:
-        """Return this rank's signature of collective `key`; None unless that is its newest of the process set."""
+        """Return this rank's signature of collective `key`; None if `key` is not the newest collective of its process
+        set."""
         begun = self._newest().get(key[0])
         return begun.what if begun is not None and begun.sequence == key[1] else None
 
     def changed(self) -> None:
-        """Wake all threads that wait for a frame of this rank."""
+        """Wake all threads that wait for a frame (one message of tensor data) which this rank sends to a peer.
+
+        Call it when a frame is ready, or when its receiver has ended.
+        """
         with self._lock:
             self._changed.notify_all()
 
     def watcher_gone(self) -> None:
-        """Wake the threads that wait for this rank's end, because one of their callers has ended."""
+        """Wake the threads that wait, on behalf of peers, for this rank's end. Call it when such a peer has ended."""
         with self._lock:
             self._over.notify_all()
 
@@ -90,13 +95,13 @@ class WorldOfferTable:
             self._changed.notify_all()
 
     def begin(self, key: Key, what: WireSignature, others: tuple[int, ...]) -> None:
-        """Record that this rank has begun a collective. Lock-free, because no thread here waits for shared memory."""
+        """Record that this rank has begun collective `key` with signature `what`."""
         last = self._newest_of(key[0])
         before = None if last is None else last.what
         self._begun[key[0]] = BegunCollective(key[1], what, others, time.monotonic(), before)
 
     def follow(self, process_set: int, last: Callable[[], BegunCollective | None] | None) -> None:
-        """Register `last` for a process set; None removes the registered function.
+        """Register the function `last`, which returns the last collective that compiled code ran; None removes it.
 
         `last` returns the last collective that finished without waiting, with its end time in `since`. Such collectives
         then do not need to call `begin`.
@@ -115,7 +120,7 @@ class WorldOfferTable:
         return ended if ended is not None and (begun is None or ended.sequence > begun.sequence) else begun
 
     def _newest(self) -> dict[int, BegunCollective]:
-        """Return the newest collective by process set, for those that have begun any."""
+        """Return the newest collective of each process set that has begun one."""
         found = {number: self._newest_of(number) for number in {*self._begun.copy(), *self._followed.copy()}}
         return {number: begun for number, begun in found.items() if begun is not None}
 
@@ -124,7 +129,7 @@ class WorldOfferTable:
         self._ended[key[0]] = key[1], time.monotonic()
 
     def under_way(self) -> list[tuple[Key, BegunCollective]]:
-        """Return the collectives that this rank has begun and not ended."""
+        """Return the collectives that this rank has begun and that have not ended."""
         return [
             ((process_set, newest.sequence), newest)
             for process_set, newest in self._newest().items()
@@ -132,7 +137,7 @@ class WorldOfferTable:
         ]
 
     def activity(self) -> str:
-        """Return this rank's current or last collective, as a predicate for a message."""
+        """Return what this rank is doing or did last, as a verb phrase for messages ("is in allreduce #7 …")."""
         begun = self._newest()
         if not begun:
             return "has begun no collective"
@@ -150,18 +155,18 @@ class WorldOfferTable:
         return ended if sequence >= newest.sequence else None
 
     def describe(self, process_set: int, details: Callable[[], str]) -> None:
-        """Register `details`, which describes the collectives of a process set that name no tensors."""
+        """Register the function `details`, whose text is added to messages about collectives of a process set."""
         self._details[process_set] = details
 
     def label(self, key: Key, what: WireSignature) -> str:
-        """Return the name of collective `key` for a message."""
+        """Return a name of collective `key` for messages, such as `allreduce #7 "conv1.weight"`."""
         details = self._details.get(key[0] & NETWORK_HALF)
         about = details() if details is not None else ""
         names = what.label.removeprefix(what.kind)
         return f"{what.kind} #{key[1]}{names}" + (f" on {about}" if about else "")
 
     def published(self, key: Key) -> CollectiveOffer | None:
-        """Return this rank's offer for collective `key`, while it takes part in that."""
+        """Return this rank's offer for collective `key`; None if it has none or has ended the collective."""
         return self._offers.get(key)
 
     def withdraw(self, key: Key) -> None:
@@ -170,7 +175,7 @@ class WorldOfferTable:
         self.end(key)
 
     def offer(self, key: Key, caller: TransportCaller) -> CollectiveOffer:
-        """Wait until this rank has begun collective `key`, and return its offer."""
+        """Wait until this rank has begun collective `key`, for the peer `caller`, and return its offer."""
         self.wait_until(lambda: key in self._offers or self._has_begun(key), caller)
         offer = self._offers.get(key)
         if offer is None and self._closing and self._failure_state.failure is None:
@@ -191,19 +196,16 @@ class WorldOfferTable:
                 self._all_pulled.notify_all()
 
     def peer_left(self, peer: int) -> list[tuple[Key, WireSignature]]:
-        """Record that `peer` has shut down and will read no more.
-
-        Returns the collectives in which this rank waits for it.
-        """
+        """Record that `peer` has shut down. Return the collectives in which it has not read all frames."""
         with self._lock:
             self._left.add(peer)
             self._all_pulled.notify_all()
             return [(key, offer.signature) for key, offer in self._offers.items() if peer in offer.waiting_for]
 
     def all_taken(self, offer: CollectiveOffer, timeout_s: float) -> bool:
-        """Wait until every peer has read everything.
+        """Wait until every peer has read all frames of `offer`; return whether they have.
 
-        Return False after a failure, `close`, the shutdown of such a peer, or `timeout_s`.
+        Return False after a failure, `close`, the shutdown of a peer that has not read all, or `timeout_s`.
         """
 
         def over() -> bool:
@@ -215,11 +217,11 @@ class WorldOfferTable:
             return not offer.waiting_for
 
     def departed_rank(self, offer: CollectiveOffer) -> int | None:
-        """Return a peer that has shut down without having read everything, or None."""
+        """Return a peer that has shut down before it read all frames of `offer`; None if there is none."""
         return min(self._left & offer.waiting_for, default=None)
 
     def wait_until(self, ready: Callable[[], bool], caller: TransportCaller) -> None:
-        """Wait until `ready()`, in a peer's request.
+        """Wait until `ready()` returns True, while the request of `caller` is being served.
 
         Raises PullRefused with the world's failure; StreamBroken if this rank shuts down; CallerGone if the caller no
         longer waits.
@@ -236,7 +238,7 @@ class WorldOfferTable:
                 self._changed.wait(min(max(caller.remaining_s(), 0.05), _ASK_CALLER_S))
 
     def await_end(self, timeout_s: float, caller: TransportCaller) -> bool:
-        """Wait until this rank shuts down and return True; False after `timeout_s`, or if `caller` has ended.
+        """Wait until this rank shuts down, and return True; return False after `timeout_s` or if `caller` has ended.
 
         Raises PullRefused with the world's failure, so that watchers of this rank get it at once.
         """
@@ -249,7 +251,7 @@ class WorldOfferTable:
             return self._closing
 
     def close(self) -> None:
-        """Wake all waiting threads, because this rank begins nothing any more."""
+        """Wake all waiting threads, because this rank shuts down."""
         self._closing = True
         self._wake_all()
 

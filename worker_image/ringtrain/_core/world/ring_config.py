@@ -1,15 +1,15 @@
-"""Configuration of this rank for the ring."""
+"""Settings of a rank's connections to the other ranks."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class RingConfig:
-    """Configuration of rank `rank` of `size` ranks. `addresses`: `host:port` of each rank.
+    """Settings by which rank `rank` of `size` connects to the others. `addresses`: `host:port` of each rank.
 
     `timeout_s`: how long to wait for a process that does not answer. `stall_timeout_s`: how long a collective waits for
-    one that answers but does not join; `stall_warning_s`: time after which it is logged. `local_size`: ranks of this
-    one's host or pod. `transport`: the value of RINGTRAIN_TRANSPORT.
+    a process that answers but does not join; `stall_warning_s`: time after which such a process is logged.
+    `local_size`: number of ranks on this rank's host or in its pod. `transport`: the value of RINGTRAIN_TRANSPORT.
     """
 
     rank: int
@@ -32,10 +32,10 @@ class RingConfig:
 
     @property
     def probe_timeout_s(self) -> float:
-        """Return the time limit of a request that is answered at once."""
+        """Return how many seconds a peer may take for a reply that it can send at once."""
         return 0.08 * self.timeout_s
 
     @property
     def settle_s(self) -> float:
-        """Return how long a broken connection waits for the peer's announcement of an error."""
+        """Return how many seconds to wait, after a connection broke, for the peer to announce why."""
         return min(0.5, self.timeout_s / 40)

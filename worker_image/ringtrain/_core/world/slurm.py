@@ -1,4 +1,4 @@
-"""Variables of `srun` with a task's world, and the rendezvous of its ranks.
+"""Rank and world size from the variables of `srun`, and the exchange of addresses between its tasks.
 
 SLURM names the nodes, but no ports. Task 0 runs on the first node of the step, and listens on a port derived from the
 numbers of job and step, or on MASTER_PORT + 1000 if that is set.
@@ -24,7 +24,7 @@ _WAY_OUT: Final = "export another MASTER_PORT in the job's script, or set RINGTR
 
 @dataclass(frozen=True)
 class SlurmRank:
-    """Place of a process that `srun` started. `step`: job and step, unique among concurrent worlds."""
+    """Rank and world size of a process that `srun` started. `step`: SLURM job and step, unique for the world."""
 
     rank: int
     size: int
@@ -32,7 +32,7 @@ class SlurmRank:
 
 
 def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
-    """Return rank and size from the task's environment; None without srun, or if another launcher started the rank.
+    """Return this task's rank; None if it is not a task of `srun`, or if another launcher started the ranks.
 
     The script of `sbatch` is not a task: SLURM_PROCID is 0 there, and there is no step. Raises ConfigurationError.
     """
@@ -47,7 +47,7 @@ def slurm_rank(env: Mapping[str, str]) -> SlurmRank | None:
 
 
 def _is_of_another_launcher(env: Mapping[str, str], step: str) -> bool:
-    """Return whether the task is mpirun's daemon or torchrun, which has started this process."""
+    """Return whether mpirun or torchrun has started this process inside the SLURM task."""
     if env.get("RANK") and env.get("WORLD_SIZE"):
         return True
     if "PMI_RANK" in env:
@@ -60,7 +60,7 @@ def _is_of_another_launcher(env: Mapping[str, str], step: str) -> bool:
 def rendezvous_on_first_node(
     found: SlurmRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
+    """Return the addresses of all ranks, by rank, exchanged through rank 0 on the first node.
 
     Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
@@ -84,7 +84,7 @@ def rendezvous_on_first_node(
 
 
 def _own_address(node: str, port: int) -> str:
-    """Return this node's address for the others, because its own name may resolve to loopback here."""
+    """Return the address at which other nodes reach this node, on the route to the first node."""
     try:
         own = own_address(host_port(node, port))
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Distribution of a failure from one rank to others."""
+"""Notification of other ranks about a failure."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 
 def await_peer_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> None:
-    """Wait until all `answers` have arrived or failed; at most `timeout_s`."""
+    """Wait until all `answers` have arrived or failed, at most `timeout_s`."""
     lock, over, missing = threading.Lock(), threading.Event(), len(answers)
 
     def came(_: object) -> None:
@@ -23,15 +23,15 @@ def await_peer_answers(answers: "Sequence[Future[bytes]]", timeout_s: float) -> 
 
 
 def is_peer_answered(answer: "Future[bytes]") -> bool:
-    """Return whether the answer has arrived and is not an error."""
+    """Return whether the reply has arrived and is not an error."""
     return answer.done() and answer.exception() is None
 
 
 class FailureSpread:
-    """Sender of a failure to the first rank of each group; if that does not answer, to all others of the group.
+    """Sender of a failure to one rank of each group: the first, or all others if the first does not answer.
 
-    `ask`: sends the failure to one rank, with a deadline; `ended`: called when all were notified. Has no thread:
-    answers arrive on the transport's.
+    `ask`: sends the failure to one rank, with a deadline. `ended`: called when all groups were notified. This object
+    has no thread: replies are processed on threads of the transport.
     """
 
     def __init__(
@@ -49,17 +49,17 @@ class FailureSpread:
         self._given_up = False
 
     def begin(self) -> None:
-        """Notify the first of each group. Returns at once."""
+        """Send the failure to the first rank of each group. Returns at once."""
         for first, *others in self._groups:
             self._tell(first, others)
         self._came()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until every reachable rank was notified; at most `timeout_s`."""
+        """Wait until every group has been notified, at most `timeout_s`."""
         self._over.wait(timeout_s)
 
     def give_up(self) -> None:
-        """Stop notifying, because this rank closes its connections."""
+        """Send the failure to no further ranks, because this rank closes its connections."""
         self._given_up = True
 
     def _tell(self, peer: int, instead: Sequence[int]) -> None:

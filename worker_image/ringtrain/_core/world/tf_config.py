@@ -1,4 +1,4 @@
-"""TensorFlow's `TF_CONFIG`: a cluster of tasks by type, and the task of this process."""
+"""Parser of TensorFlow's variable `TF_CONFIG`: a cluster of tasks by type, and the task of this process."""
 
 import json
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ KNOWN_TYPES: Final = (*RING_TYPES, "ps", "evaluator")
 
 @dataclass(frozen=True)
 class TfTask:
-    """Task of the cluster. `addresses`: addresses of the ring's ranks, chief first; empty outside the ring."""
+    """Task of this process in the cluster. `addresses`: addresses of all ranks, chief first; empty for an evaluator."""
 
     type: str
     index: int
@@ -22,7 +22,7 @@ class TfTask:
 
 
 def parse_tf_config(text: str) -> TfTask | None:
-    """Return the task that `text` describes, or None if it describes no cluster.
+    """Return this process's task in the JSON `text`; None if it describes no cluster.
 
     The chief is rank 0, then the workers. An evaluator is outside the ring and need not be in the cluster. Raises
     ConfigurationError with the place of an error in the text, and for the task of a parameter server.

@@ -1,4 +1,4 @@
-"""Place of ranks by host, from their addresses."""
+"""Grouping of ranks by host, from their addresses."""
 
 from collections.abc import Callable, Sequence
 
@@ -8,7 +8,7 @@ from ringtrain.shared.place import RankPlace
 
 
 def place_of(addresses: tuple[str, ...], rank: int) -> RankPlace:
-    """Return the place of `rank`: ranks are grouped by the host of their address, in rank order."""
+    """Return the place of `rank` (local and cross rank), from the hosts in the ranks' addresses."""
     hosts: dict[str, list[int]] = {}
     for other, address in enumerate(addresses):
         hosts.setdefault(split_address(address)[0], []).append(other)
@@ -16,7 +16,7 @@ def place_of(addresses: tuple[str, ...], rank: int) -> RankPlace:
 
 
 def check_addresses(addresses: Sequence[str], name: Callable[[int], str]) -> None:
-    """Raise ConfigurationError for the first invalid address. `name(index)`: beginning of the message."""
+    """Raise ConfigurationError for the first invalid address. `name(index)`: begins the message."""
     for index, address in enumerate(addresses):
         try:
             split_address(address)
@@ -25,7 +25,7 @@ def check_addresses(addresses: Sequence[str], name: Callable[[int], str]) -> Non
 
 
 def same_address(addresses: tuple[str, ...]) -> tuple[int, int] | None:
-    """Return two ranks with the same address; None if all are different."""
+    """Return two ranks that have the same address; None if all addresses are different."""
     ranks: dict[str, int] = {}
     for rank, address in enumerate(addresses):
         first = ranks.setdefault(address, rank)

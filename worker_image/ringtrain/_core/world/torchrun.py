@@ -1,4 +1,4 @@
-"""Variables of torchrun with a process's world, and the rendezvous of its ranks.
+"""Rank and world size from the variables of torchrun, and the exchange of addresses between its ranks.
 
 torchrun gives the address of rank 0 (MASTER_ADDR, MASTER_PORT) but not those of the others. Under torchrun itself a
 store of torch listens on MASTER_PORT, in which ranks write their addresses. If the variables were set by hand,
@@ -28,7 +28,8 @@ _rendezvous_count = 0  # count of this process: each `init` writes its addresses
 
 @dataclass(frozen=True)
 class TorchrunRank:
-    """Place of a process. `master`: `host:port`. The last three are None if the environment does not set them."""
+    """Rank and world size of a process that torchrun started. `master`: `host:port`. Fields that the environment lacks
+    are None."""
 
     rank: int
     size: int
@@ -38,7 +39,7 @@ class TorchrunRank:
     host: int | None = None
 
     def place(self, addresses: tuple[str, ...]) -> RankPlace:
-        """Return the place from the environment, else from the hosts of the addresses."""
+        """Return the rank's place among hosts, from the environment or else from the hosts in `addresses`."""
         if self.local_rank is None or self.local_size is None or self.size % self.local_size:
             return place_of(addresses, self.rank)
         host = self.rank // self.local_size if self.host is None else self.host
@@ -47,7 +48,8 @@ class TorchrunRank:
 
 
 def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
-    """Return the place from the environment, or None without torchrun's variables. Raises ConfigurationError."""
+    """Return this process's rank from torchrun's variables; None if they are unset. Raises ConfigurationError if a
+    variable is invalid."""
     present = [name for name in _NAMES if env.get(name)]
     if "RANK" not in present and "WORLD_SIZE" not in present:
         return None
@@ -71,7 +73,7 @@ def torchrun_rank(env: Mapping[str, str]) -> TorchrunRank | None:
 def rendezvous_near_master(
     found: TorchrunRank, env: Mapping[str, str], token: bytes | None, timeout_s: float
 ) -> tuple[str, ...]:
-    """Return the addresses of all ranks, by rank; this rank's port is free to listen on.
+    """Return the addresses of all ranks, by rank, exchanged through rank 0 or torchrun's store.
 
     Raises ConfigurationError if there is no way to exchange them, or if not all ranks join within `timeout_s`.
     """
@@ -96,7 +98,7 @@ def _rendezvous_point(master: str) -> RendezvousPoint:
 
 
 def rendezvous_port(port: int) -> int:
-    """Return the port of the rendezvous for a MASTER_PORT of `port`."""
+    """Return the port on which rank 0 collects addresses if MASTER_PORT is `port`."""
     return port + _BESIDE if port + _BESIDE <= _HIGHEST_PORT else port - _BESIDE
 
 
@@ -106,7 +108,8 @@ def _own_address(master: str) -> str:
     except OSError as error:
         host, _ = split_address(master)
         raise ConfigurationError(
-            f'MASTER_ADDR is "{host}", which can\'t be resolved or reached: {error.strerror or error}'
+            f'MASTER_ADDR is "{host}", which can\'t be resolved or reached: {error.strerror or error}; expected a name '
+            "or address that every rank can reach"
         ) from error
 
 
@@ -125,14 +128,14 @@ def _rendezvous_in_store(
         missing = [rank for rank in range(found.size) if not _has_rendezvous_key(store, f"{key}/{rank}")]
         raise ConfigurationError(
             f"rank(s) {in_ranges(missing)} of {found.size} did not call ringtrain.init() within "
-            f"{timeout_s:g} s (waited for by rank {found.rank}); every rank that torchrun starts must"
+            f"{timeout_s:g} s (waited for by rank {found.rank}); every rank must call it"
         ) from error
     addresses = []
     for rank in range(found.size):
         address, _, given = store.get(f"{key}/{rank}").decode().partition(" ")
         if not authentication.is_same_proof(proof(rank, address), given):
             raise ConfigurationError(
-                f"ranks {found.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both"
+                f"ranks {found.rank} and {rank} do not have the same token; check RINGTRAIN_TOKEN_FILE on both ranks"
             )
         addresses.append(address)
     return tuple(addresses)
@@ -143,7 +146,8 @@ def _torchrun_rendezvous_store(master: str, timeout_s: float) -> Any:
         from torch.distributed import TCPStore
     except ImportError as error:
         raise ConfigurationError(
-            "torchrun's store is announced (TORCHELASTIC_USE_AGENT_STORE), but torch can't be imported"
+            "TORCHELASTIC_USE_AGENT_STORE is set, but torch, which it needs, can't be imported; "
+            "install torch, or unset the variable"
         ) from error
     host, port = split_address(master)
     try:
@@ -169,7 +173,7 @@ def _torchrun_number(env: Mapping[str, str], name: str, lowest: int, highest: in
 
 
 def _restart_rendezvous_count() -> None:
-    """Restart the count in a forked process, which calls `init` on its own like a started one."""
+    """Set the count of `init` calls to 0 in a forked process, which counts its own."""
     global _rendezvous_count
     _rendezvous_count = 0
 

@@ -1,4 +1,4 @@
-"""Open requests of this rank to peers, whose end signals the end of the peer."""
+"""Detection of ended peers by requests that stay open: the end of a request signals the end of the peer."""
 
 import functools
 import threading
@@ -17,10 +17,11 @@ LEFT = b"left"
 
 
 class WorldWatches:
-    """Watched peers, and peers that have left. In a world that is not a mesh, the next two that have not left.
+    """Peers that this rank watches, and peers that have shut down.
 
-    `ask(peer, hold, timeout_s)`: requests an answer when the peer leaves, or at once. `is_over`: returns whether this
-    rank has left, or its world has failed. `report`: gets a loss; `peer_left`: gets a peer that shut down normally.
+    `ask(peer, hold, timeout_s)`: sends a request, which the peer answers at once or, if `hold` is True, when it leaves.
+    `is_over`: returns whether this rank has left, or its world has failed. `report`: called with a lost peer.
+    `peer_left`: called with a peer that shut down normally.
     """
 
     def __init__(
@@ -43,28 +44,31 @@ class WorldWatches:
         self.are_sparse = False
 
     def has_left(self, peer: int) -> bool:
-        """Return whether `peer` has announced that it shuts down. The announcement may still be in flight."""
+        """Return whether `peer` has announced its shutdown, as far as this rank knows."""
         return peer in self._left
 
     def departed_rank(self, peers: frozenset[int]) -> int | None:
-        """Return one of `peers` that has announced its shutdown, or None."""
+        """Return one of `peers` that has announced its shutdown; None if none has."""
         return min(self._left & peers, default=None)
 
     def watch(self, peer: int) -> None:
-        """Begin to watch `peer` after the handshake by an open request, which ends when the peer or its world ends.
+        """Start to watch `peer`, with which the handshake has succeeded, by a request that stays open.
 
-        In a world that is not a mesh every partner first gets one short request, which confirms the handshake; only
-        watched ones get the open request. An open request may break before it arrives.
+        In a world that is not a mesh, every partner first gets one short request, which confirms the handshake. Only
+        watched partners get the open request. An open request may break before it arrives.
         """
         self._question(peer, neighbours.is_mesh(self._ring.size))
 
     def end_handshake(self) -> None:
-        """End the handshake phase: from now on ranks that left are no longer watched, and the next ones are."""
+        """End the handshake phase: from now on, this rank replaces watched ranks that leave by the next ones."""
         self.are_sparse = not neighbours.is_mesh(self._ring.size)
         self._watch_next()
 
     def farewell(self) -> bytes:
-        """Return the reply to watchers when this rank leaves: that, and the other ranks that have left."""
+        """Return the reply to watchers: this rank has shut down normally.
+
+        In a large world the reply also lists the other ranks that are known to have shut down normally.
+        """
         return LEFT if neighbours.is_mesh(self._ring.size) else LEFT + encode_wire_message(self.left())
 
     def left(self) -> list[int]:
@@ -97,7 +101,7 @@ class WorldWatches:
             self._report(PeerClosed(peer, str(error), None))
 
     def note_left(self, ranks: set[int]) -> None:
-        """Record that these ranks have shut down normally: a failure only if this rank needs one of them."""
+        """Record that these ranks have shut down normally, which is a failure only if this rank needs one of them."""
         with self._lock:
             new = ranks - self._left - {self._ring.rank}
             self._left |= new
@@ -106,7 +110,7 @@ class WorldWatches:
         self._watch_next()
 
     def _watch_next(self) -> None:
-        """Watch the next ranks instead of watched ones that have left."""
+        """Watch the following ranks in place of watched ranks that have left."""
         if not self.are_sparse or self._is_over():
             return
         with self._lock:
@@ -127,7 +131,7 @@ class WorldWatches:
 
 
 def has_watched_peer_gone(answer: "Future[bytes]") -> bool:
-    """Return whether the process at the address has ended, or is in its next world."""
+    """Return whether the answer shows that the peer's process has ended or is in another world."""
     error = answer.exception()
     return _is_peer_elsewhere(error) or (isinstance(error, StreamBroken) and error.how is StreamEnd.CLOSED)
 

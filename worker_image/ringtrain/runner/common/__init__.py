@@ -1,1 +1,1 @@
-"""Horovod's `horovod.runner.common`, as far as scripts import from it."""
+"""Namespace for the parts of `horovod.runner.common` that scripts import."""

@@ -1,1 +1,1 @@
-"""Ranks of an elastic job: start of processes, assignment to worlds, and stop."""
+"""The agent's part of an elastic job: start rank processes, send them new worlds, and stop them."""

@@ -1,4 +1,4 @@
-"""Messages between a rank and its agent on the rank's Unix socket; docs/contract.md lists them."""
+"""Messages between a rank of an elastic job and its agent, sent on a Unix socket. See docs/contract.md."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ringtrain.errors import ConfigurationError, quoted
-from ringtrain_job.control.model import FORMATIONS
+from ringtrain_job.control.model import GENERATIONS
 
 # 64 KiB: a rank's messages contain three numbers. The agent's, with the addresses of all ranks, are not read here.
 MOST_BYTES = 64 << 10
@@ -15,10 +15,10 @@ _MOST_STEPS = 2**63 - 1
 
 @dataclass(frozen=True)
 class Ready:
-    """Message: the rank has left `formation` (0: it was in none) and waits for a world.
+    """Message from a rank that has left generation `formation` (0: the rank was in none) and waits for a new world.
 
-    `lost_steps`: number of steps discarded by leaving. `unshared`: it has not sent state that it may be the only one to
-    have. `adopted`: generation since which it has the whole state.
+    `committed`: last committed step. `lost_steps`: number of steps discarded by leaving. `unshared`: whether the rank
+    may have state that no other rank has received. `adopted`: generation since which the rank has the whole state.
     """
 
     formation: int
@@ -30,14 +30,14 @@ class Ready:
 
 @dataclass(frozen=True)
 class Joined:
-    """Message: the ranks of `formation` have completed the rendezvous."""
+    """Message of a rank: all ranks of generation `formation` have completed their rendezvous."""
 
     formation: int
 
 
 @dataclass(frozen=True)
 class Committed:
-    """Message: the rank has committed `step`."""
+    """Message of a rank: it has committed `step`."""
 
     step: int
 
@@ -46,47 +46,52 @@ FromRank = Ready | Joined | Committed
 
 
 def parse_slot_message(line: bytes) -> FromRank:
-    """Parse a message of a rank. ConfigurationError contains the problem. Unknown fields are ignored."""
+    """Return the message of a rank in `line`. Raises ConfigurationError if it is malformed."""
     try:
         message = json.loads(line)
     except (ValueError, RecursionError):
-        raise ConfigurationError(f"{_shown_slot_message(line)} is no JSON; expected one object a line") from None
+        raise ConfigurationError(f"{_shown_slot_message(line)} is not JSON; expected one object per line") from None
     if not isinstance(message, dict):
-        raise ConfigurationError(f"{_shown_slot_message(line)} is no JSON object")
+        raise ConfigurationError(f"{_shown_slot_message(line)} is not a JSON object")
     match message.get("type"):
         case "ready":
             return Ready(
-                _slot_message_number(message, "formation", FORMATIONS - 1),
+                _slot_message_number(message, "formation", GENERATIONS - 1),
                 _slot_message_number(message, "committed", _MOST_STEPS),
                 _slot_message_number(message, "lost_steps", _MOST_STEPS),
                 message.get("unshared") is True,
-                _slot_message_number(message, "adopted", FORMATIONS - 1) if "adopted" in message else 0,
+                _slot_message_number(message, "adopted", GENERATIONS - 1) if "adopted" in message else 0,
             )
         case "joined":
-            return Joined(_slot_message_number(message, "formation", FORMATIONS - 1))
+            return Joined(_slot_message_number(message, "formation", GENERATIONS - 1))
         case "committed":
             return Committed(_slot_message_number(message, "step", _MOST_STEPS))
-    raise ConfigurationError(f"type {quoted(str(message.get('type')))}: expected ready, joined or committed")
+    raise ConfigurationError(
+        f"the message's type is {quoted(str(message.get('type')))}; expected ready, joined or committed"
+    )
 
 
-def slot_world_message(formation: int, environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the message: the rank is a member of `formation`, whose variables are `environment`."""
-    return {"type": "world", "formation": formation, "environment": dict(environment)}
+def slot_world_message(generation: int, environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the message that makes the rank a member of a generation. `environment`: the rank's variables."""
+    return {"type": "world", "formation": generation, "environment": dict(environment)}
 
 
-def slot_change_message(formation: int, urgent: bool, leaving: Sequence[int] = ()) -> dict[str, Any]:
-    """Return the message: `formation` is being prepared; leave now (`urgent`) or at the next commit, at which the ranks
-    `leaving` of the current generation hand over their state."""
-    return {"type": "change", "formation": formation, "urgent": urgent, "leaving": list(leaving)}
+def slot_change_message(generation: int, urgent: bool, leaving: Sequence[int] = ()) -> dict[str, Any]:
+    """Return the message that generation `generation` is being prepared, so that the rank must leave its world.
+
+    `urgent`: whether to leave now, rather than at the next commit. `leaving`: ranks of the current world that hand over
+    their state at that commit.
+    """
+    return {"type": "change", "formation": generation, "urgent": urgent, "leaving": list(leaving)}
 
 
 def slot_leave_message(reason: str) -> dict[str, Any]:
-    """Return the message: the slot is no longer requested; end with code 0."""
+    """Return the message that the next generation does not use the rank's slot: the rank must exit with code 0."""
     return {"type": "leave", "reason": reason}
 
 
 def slot_error_message(text: str) -> dict[str, Any]:
-    """Return the message: the rank's message was invalid."""
+    """Return the message that the agent could not process the rank's last message."""
     return {"type": "error", "message": text}
 
 

@@ -1,4 +1,4 @@
-"""Slots of an elastic job's worker: their processes start and end one by one while the agent continues."""
+"""Slots of an elastic job's worker, each of which has one rank process at a time."""
 
 import logging
 import signal
@@ -42,34 +42,34 @@ log = logging.getLogger(__name__)
 
 # Longest backoff before the next start in a slot whose process ended without a world: 0 at first, then doubling.
 _LONGEST_PAUSE_S = 30.0
-_UNWANTED = "this slot is not wanted in the next formation"
+_UNWANTED = "the next generation does not use this slot"
 
 
 @dataclass(frozen=True)
 class RankProgram:
-    """The ranks' command, and the environment they inherit."""
+    """Command of the ranks, and the environment that they inherit."""
 
     command: Sequence[str]
     inherited: Mapping[str, str]
 
 
 class ElasticSlotHost(Protocol):
-    """Interface of the agent for its slots. All methods run on the main thread, except `changed`."""
+    """Callbacks of the slots into the agent. All methods run on the main thread, except `changed`."""
 
     def prepare_start(self, slot: int) -> None:
-        """Prepare the start of a process in `slot`: release its ports."""
+        """Release the ports that were reserved for `slot`, because its process is about to start."""
 
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
-        """Return `variables` of a rank in `world`, with a file in place of those that are too long."""
+        """Return `variables`, with values that are too long for the environment moved to a file."""
 
     def started(self, process: RankProcess) -> None:
-        """Record a started process."""
+        """Begin to collect the output of a process that was started."""
 
     def write_line(self, slot: int, line: str) -> None:
         """Add `line` to the slot's log."""
 
     def changed(self) -> None:
-        """Send the ranks' state to the launcher now."""
+        """Send the states of ranks to the launcher now."""
 
     def post(self, work: Callable[[], None]) -> None:
         """Schedule `work` on the main thread."""
@@ -77,8 +77,9 @@ class ElasticSlotHost(Protocol):
 
 @dataclass(frozen=True)
 class _SlotRecord:
-    """Messages sent to the newest process of a slot, and start times of its deadlines.
+    """The agent's record of a slot: messages sent to its process, and times from which deadlines count.
 
+    `last_change`, `left_since`, `stopped_since`: see `OwnSlot`. `killed`: whether the process was killed.
     `without_world`: number of consecutive processes that ended without a world. `start_at`: earliest time of the next
     start.
     """
@@ -92,8 +93,8 @@ class _SlotRecord:
 
 
 class ElasticSlots:
-    """Executor of the launcher's `Prepare` and `Form` orders. Runs on the main thread, except the callbacks of
-    sockets."""
+    """Executor of the launcher's orders Prepare and Form for a worker's slots. Runs on the main thread, except for
+    callbacks of sockets."""
 
     def __init__(
         self,
@@ -101,13 +102,11 @@ class ElasticSlots:
         program: RankProgram,
         ranks: AgentRanks,
         host: ElasticSlotHost,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._config = config
         self._program = program
         self._ranks = ranks
         self._host = host
-        self._clock = clock
         self._cores = usable_cores()
         self._own = range(config.first_rank, config.first_rank + config.slots)
         self._records = dict.fromkeys(self._own, _SlotRecord())
@@ -123,20 +122,21 @@ class ElasticSlots:
             self._sockets.close()
 
     def follow(self, order: Prepare | Form) -> None:
-        """Follow `order`, the newest one, from now on."""
-        self._current = current = current_slot_order(order, self._current, not self._config.living, self._clock())
+        """Store `order`, the launcher's newest order. `act` executes it."""
+        self._current = current = current_slot_order(order, self._current, not self._config.living, time.monotonic())
         self._number = order.number
         if current.world is not None:
             for slot in self._own:
                 self._forget_leaver(slot)
-        log.info("formation %d %s", current.formation, "begins" if current.world else "is being prepared")
+        log.info("generation %d %s", current.generation, "begins" if current.world else "is being prepared")
 
     def act(self, starting: bool) -> None:
-        """Execute the actions that are due. `starting`: processes may be started (the pod is not about to end)."""
+        """Execute all actions that are due. `starting`: whether processes may be started, because the pod is not about
+        to end."""
         if self._current is None:
             return
         for slot in self._own:
-            now = self._clock()
+            now = time.monotonic()
             self._note_stopped(slot, now)
             while (action := self._next_action(self._current, slot, starting, now)) is not None:
                 if not self._do(self._current, slot, action, now):
@@ -147,7 +147,7 @@ class ElasticSlots:
             self._host.changed()
 
     def ended(self, slot: int) -> None:
-        """Clean up after the end of the process in `slot`, and kill the processes that it left."""
+        """Kill the processes that the ended process in `slot` has left, and compute when the next one may start."""
         state = self._ranks.state(slot)
         self._ranks.clear(slot)
         if self._sockets is not None:
@@ -157,13 +157,13 @@ class ElasticSlots:
         record = self._records[slot]
         barren = 0 if state.formation else record.without_world + 1
         pause_s = min(_LONGEST_PAUSE_S, 2.0 ** (barren - 2)) if barren > 1 else 0.0
-        self._records[slot] = _SlotRecord(without_world=barren, start_at=self._clock() + pause_s)
+        self._records[slot] = _SlotRecord(without_world=barren, start_at=time.monotonic() + pause_s)
 
     def _next_action(self, order: ElasticSlotOrder, slot: int, starting: bool, now: float) -> ElasticSlotAction | None:
         return next_slot_action(order, self._view(slot, starting, now), self._deadlines, now)
 
     def _note_stopped(self, slot: int, now: float) -> None:
-        """Record whether a signal has stopped the process in `slot`. It cannot react to messages then."""
+        """Record since when SIGSTOP has stopped the process in `slot`. Such a process cannot handle messages."""
         record = self._records[slot]
         since = (now if record.stopped_since is None else record.stopped_since) if self._ranks.stopped(slot) else None
         if since != record.stopped_since:
@@ -183,7 +183,7 @@ class ElasticSlots:
             and not (running or finished)
             and now >= record.start_at
             and (fresh or self._ranks.reported(slot)),
-            formation=state.formation,
+            generation=state.formation,
             parked=state.parked,
             last_change=record.last_change,
             left_since=record.left_since,
@@ -191,7 +191,7 @@ class ElasticSlots:
         )
 
     def _do(self, order: ElasticSlotOrder, slot: int, action: ElasticSlotAction, now: float) -> bool:
-        """Execute `action`; return False if the slot should be evaluated later, not at once."""
+        """Execute `action`; return whether the slot's next action may be due at once."""
         match action:
             case ElasticSlotAction.START:
                 self._start(order, slot)
@@ -199,8 +199,8 @@ class ElasticSlots:
                 self._give_world(order, slot)
             case ElasticSlotAction.CHANGE:
                 urgent = order.urgent_since is not None
-                self._send_to_slot(slot, slot_change_message(order.formation, urgent, order.leaving))
-                self._records[slot] = replace(self._records[slot], last_change=(order.formation, urgent))
+                self._send_to_slot(slot, slot_change_message(order.generation, urgent, order.leaving))
+                self._records[slot] = replace(self._records[slot], last_change=(order.generation, urgent))
             case ElasticSlotAction.LEAVE:
                 self._send_to_slot(slot, slot_leave_message(_UNWANTED))
                 self._ranks.dismiss(slot, f"left: {_UNWANTED}")
@@ -208,7 +208,7 @@ class ElasticSlots:
                 if order.world is not None:
                     self._forget_leaver(slot)
             case ElasticSlotAction.TERMINATE:
-                self._ranks.stop(self._config.grace_s, f"stopped for formation {order.formation}", [slot])
+                self._ranks.stop(self._config.grace_s, f"stopped for generation {order.generation}", [slot])
                 return False
             case ElasticSlotAction.KILL:
                 self._kill(order, slot)
@@ -216,8 +216,11 @@ class ElasticSlots:
         return True
 
     def _forget_leaver(self, slot: int) -> None:
-        """Remove a leaving process from the candidates for a world once the next generation is formed. Otherwise, if
-        its slot is requested again before it ends, it would be taken for a process that joins."""
+        """Mark a process that was ordered to leave as outside any world.
+
+        Otherwise, if the slot is requested again before the process ends, the launcher would take it for a process that
+        wants to join.
+        """
         if self._records[slot].left_since is not None:
             life = self._ranks.state(slot).life
             self._ranks.update(slot, life, parked=False, formation=0, joined=False)
@@ -231,7 +234,7 @@ class ElasticSlots:
             environment = slot_environment(config, slot, str(path), inherited, self._cores)
         else:
             assert order.world is not None, "in this job processes start with their world"
-            state = replace(state, formation=order.formation)
+            state = replace(state, formation=order.generation)
             own = self._host.fitted(generation_variables(config, order.world, slot), order.world)
             environment = {**pod_defaults(config.slots, self._cores), **inherited, **own}
         self._records[slot] = _SlotRecord(without_world=self._records[slot].without_world)
@@ -249,11 +252,11 @@ class ElasticSlots:
     def _give_world(self, order: ElasticSlotOrder, slot: int) -> None:
         assert order.world is not None, "a step of orders that have one"
         variables = self._host.fitted(generation_variables(self._config, order.world, slot), order.world)
-        self._send_to_slot(slot, slot_world_message(order.formation, variables))
+        self._send_to_slot(slot, slot_world_message(order.generation, variables))
         self._ranks.update(
             slot,
             self._ranks.state(slot).life,
-            formation=order.formation,
+            formation=order.generation,
             parked=False,
             joined=False,
             unshared=False,
@@ -272,16 +275,16 @@ class ElasticSlots:
     def _kill_reason(self, order: ElasticSlotOrder, slot: int) -> str:
         state, record = self._ranks.state(slot), self._records[slot]
         if record.stopped_since is not None and record.left_since is None and not state.formation:
-            return "killed: a signal has stopped it before it was in any formation"
+            return "killed: a signal stopped it before it was in any generation"
         seconds = f"within {self._deadlines.fence_s:g} s"
         if record.left_since is not None or not state.formation:
-            return f"killed: it did not end {seconds}, and its slot is not wanted in formation {order.formation}"
-        if record.stopped_since is not None and state.formation >= order.formation:
-            return f"killed: a signal stopped it in formation {state.formation}, {self._deadlines.fence_s:g} s ago"
+            return f"killed: it did not end {seconds}, and generation {order.generation} does not use its slot"
+        if record.stopped_since is not None and state.formation >= order.generation:
+            return f"killed: a signal stopped it in generation {state.formation}, {self._deadlines.fence_s:g} s ago"
         if record.stopped_since is not None:
-            was, follows = state.formation, order.formation
-            return f"killed: a signal has stopped it in formation {was}, which formation {follows} follows"
-        return f"killed: it did not leave formation {state.formation} {seconds}, for formation {order.formation}"
+            was, follows = state.formation, order.generation
+            return f"killed: a signal stopped it in generation {was}, which generation {follows} replaces"
+        return f"killed: it did not leave generation {state.formation} {seconds} for generation {order.generation}"
 
     def _send_to_slot(self, slot: int, message: dict[str, Any]) -> None:
         if self._sockets is not None:
@@ -319,7 +322,7 @@ class ElasticSlots:
         if state.life != caller.life or state.phase is not RankPhase.RUNNING:
             return
         if message.formation > state.formation:
-            text = f"formation {message.formation} of ready: this process has got no world after {state.formation}"
+            text = f"ready for generation {message.formation}: this process has had no world after {state.formation}"
             log.warning("slot %d: %s", caller.slot, text)
             self._send_to_slot(caller.slot, slot_error_message(text))
             return

@@ -1,4 +1,4 @@
-"""Unix sockets between an agent and its ranks: one for each life of a slot, one thread for all.
+"""Unix sockets on which an agent talks to the ranks of an elastic job: one per process, served by one thread.
 
 No call blocks on a rank: a stopped process does not read, and its unread messages are stored until it ends.
 """
@@ -31,7 +31,7 @@ _MOST_PATH = 80
 
 @dataclass
 class _RankConnection:
-    """Connection of a rank: an unfinished received line, and the bytes that wait to be sent."""
+    """Connection of a rank, with an incomplete received line and the bytes still to send."""
 
     caller: Member
     socket: socket.socket
@@ -42,7 +42,7 @@ class _RankConnection:
 
 @dataclass
 class _Listening:
-    """The listening socket of one life of one slot, and its rank's connection."""
+    """Listening socket for one rank process, and the connection of that process."""
 
     caller: Member
     path: Path
@@ -51,7 +51,7 @@ class _Listening:
 
 
 class ElasticRankSockets:
-    """Server with one socket for each process.
+    """Server of Unix sockets, one for each rank process.
 
     On the server's thread, `on_connection(caller, opened)` is called when a rank connects and when it disconnects, and
     `on_message(caller, message)` for each of its messages.
@@ -74,7 +74,7 @@ class ElasticRankSockets:
         self._thread.start()
 
     def open(self, caller: Member) -> Path:
-        """Open a listening socket for `caller`; return its path."""
+        """Open a listening socket for the process `caller`; return its path."""
         path = self.path(caller)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         listening.bind(str(path))
@@ -85,11 +85,11 @@ class ElasticRankSockets:
         return path
 
     def path(self, caller: Member) -> Path:
-        """Return the path of the socket of `caller`, which may be closed."""
+        """Return the path of the socket of `caller`, open or closed."""
         return self._directory / f"{caller.slot}-{caller.life}"
 
     def send(self, caller: Member, message: dict[str, Any]) -> None:
-        """Send `message` to the rank; drop it if the rank is not connected."""
+        """Send `message` to the process `caller`; drop it if the process is not connected."""
         data = line_of(message)
 
         def send() -> None:
@@ -100,7 +100,7 @@ class ElasticRankSockets:
         self._do(send)
 
     def forget(self, caller: Member) -> None:
-        """Close the socket of a process that has ended."""
+        """Close the socket of the process `caller`, which has ended."""
         self._do(lambda: self._remove(caller))
 
     def close(self) -> None:
@@ -183,7 +183,7 @@ class ElasticRankSockets:
         self._on_message(connection.caller, message)
 
     def _report_problem(self, connection: _RankConnection, text: str) -> None:
-        log.warning("slot %d sent its agent an invalid message: %s", connection.caller.slot, text)
+        log.warning("the rank in slot %d sent an invalid message to the agent: %s", connection.caller.slot, text)
         if len(connection.waiting) < MOST_BYTES:  # a rank that does not read gets no further errors
             self._queue(connection, line_of(slot_error_message(text)))
 
@@ -239,7 +239,7 @@ class ElasticRankSockets:
 
 
 def _make_rank_socket_directory() -> Path:
-    """Create a directory that only this user can enter, with a path short enough for a socket in it."""
+    """Create a private directory whose path is short enough for Unix sockets in it."""
     made = tempfile.mkdtemp(prefix="ringtrain-")  # mode 0700
     if len(os.fsencode(made)) <= _MOST_PATH:
         return Path(made)

@@ -1,1 +1,1 @@
-"""Collectives of ranks that share a machine and a pod, through memory that all of them map."""
+"""Collectives of ranks in one pod, through shared memory."""

@@ -1,4 +1,4 @@
-"""Collectives through shared memory, with the same contract as those over the network."""
+"""Collectives through shared memory, with the same results as those over the network."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Final
@@ -19,7 +19,7 @@ _NOTHING: Final = np.empty(0, np.uint8)
 
 
 class SharedMemoryCommunicator:
-    """Communicator of ranks that all map one segment.
+    """Communicator of ranks in one pod, all of which map one shared-memory segment.
 
     Collectives that are rare or have parts of unknown length use `network`, after the ranks have compared signatures.
     """
@@ -80,7 +80,7 @@ class SharedMemoryCommunicator:
         return self._network.all_gather_parts(what, part)
 
     def broadcast(self, what: WireSignature, buffer: Flat, root: int) -> None:
-        """Broadcast by an all-gather in which only the root has a chunk."""
+        """Fill `buffer` with the buffer of `root`, by an all-gather in which only `root` has a chunk."""
         chunks = tuple((0, len(buffer) if p == root else 0) for p in range(self._size))
         self._group.run(what, ShmCollective(chunks, buffer, gathered=buffer))
 
@@ -108,6 +108,6 @@ class SharedMemoryCommunicator:
 
 
 def _are_in_place(sources: Sequence[Flat], target: Flat) -> bool:
-    """Return whether every source is already at its place in `target`."""
+    """Return whether each of `sources` lies in `target` where the concatenation would place it."""
     bounds = length_offsets([len(source) for source in sources])
     return all(is_same_memory(source, target[start:]) for source, start in zip(sources, bounds, strict=False))

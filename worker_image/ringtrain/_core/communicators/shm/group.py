@@ -1,4 +1,4 @@
-"""Ranks that map one segment: their common collectives, and their common failure."""
+"""Group of ranks that map one shared-memory segment: its collectives, its barriers and its failure."""
 
 import ctypes
 import time
@@ -34,7 +34,7 @@ _ARENA: Final = b"\0arena "
 
 
 class ShmArena:
-    """Memory that all ranks map, one part for each."""
+    """Shared memory in which `allocate` places buffers: one equally long part for each rank, mapped by all ranks."""
 
     def __init__(self, whole: NDArray[np.uint8], position: int, size: int) -> None:
         length = len(whole) // size
@@ -44,18 +44,18 @@ class ShmArena:
         self._start = self.bases[position]
 
     def part(self, position: int, offset: int, nbytes: int) -> NDArray[np.uint8]:
-        """Return `nbytes` from `offset` on in the part of the rank at `position`."""
+        """Return `nbytes` bytes, beginning at `offset`, of the part of the rank at `position`."""
         begin = position * self._length + offset
         return self._whole[begin : begin + nbytes]
 
     def offset_of(self, buffer: Flat) -> int | None:
-        """Return the offset of `buffer` in the own part; None if it is elsewhere."""
+        """Return the offset of `buffer` in this rank's part; None if it is not in this part."""
         offset = int(buffer.ctypes.data) - self._start
         return offset if offset >= 0 and offset + buffer.nbytes <= len(self.own) else None
 
 
 class ShmMappedBuffer:
-    """Corresponding buffers of all ranks that map them, in `places`, by place.
+    """Buffers of all ranks of a group, mapped by this process, in `places` by position.
 
     As a context it has a barrier at entry and at exit, after which all writes to each other's buffer are visible.
     """
@@ -75,7 +75,7 @@ class ShmMappedBuffer:
 
 
 class ShmRankGroup:
-    """Ranks `ranks` of one host, this one at `position`. `suspects`: all ranks for which they may wait.
+    """Ranks of one host that run collectives in shared memory. `suspects`: ranks to check if a wait takes too long.
 
     The membership finds lost ranks and the cause over the network, as for any other collective.
     """
@@ -101,7 +101,7 @@ class ShmRankGroup:
         member.failure_state.on_reached(channel.stop)
 
     def run(self, what: WireSignature, work: ShmCollective) -> None:
-        """Run `work` on all ranks. Raises, on all of them, MismatchError if `what` differs, and PeerLost."""
+        """Run `work`. Raises on all ranks: MismatchError if `what` differs, PeerLost if a rank is lost."""
         compared, addresses = what.compared, None
         if self.arenas and not _gathers_outside_segment(work):
             compared, addresses = self._with_offset(compared, work.source)
@@ -111,7 +111,7 @@ class ShmRankGroup:
     def short_allreduce(
         self, meaning: Callable[[Any, ReduceOp, str | None], WireSignature | None], turn: SharedCommunicatorTurn
     ) -> ShortAllreduce | None:
-        """Return the fast path, as declared in `ShortReducer`. Other ranks see its collectives only on request."""
+        """Return the fast allreduce of compiled code, as declared in `ShortReducer`; None if it is not compiled."""
 
         def find(x: NDArray[Any], op: ReduceOp, name: str | None) -> tuple[int, ShmShortReduction] | None:
             reduces = op if isinstance(op, ReduceOp) else None  # a barrier has none
@@ -138,7 +138,7 @@ class ShmRankGroup:
         return allreduce
 
     def _go_on(self, job: ShmShortReduction, outcome: ShmResult) -> None:
-        """Wait for other ranks, or raise the failure."""
+        """Wait for the other ranks of a short reduction that compiled code began, or raise its failure."""
         offers, key, started = self._member.offers, self._key(), time.monotonic()
         offers.begin(key, job.what, self._suspects)
         try:
@@ -149,18 +149,19 @@ class ShmRankGroup:
             self._fail(outcome, job.what, time.monotonic() - started)
 
     def _last_short(self) -> BegunCollective | None:
-        """Return the last collective of the fast path that did not wait."""
+        """Return the last collective that compiled code completed without waiting; None if there was none."""
         if (last := self._short.last()) is None:
             return None
         number, ended, job = last
         return BegunCollective(number, job.what, self._suspects, ended, None)
 
     def can_update(self, gradients: Flat, weights: Flat) -> bool:
-        """Return whether `update` accepts slices of these; equal on all ranks, because they allocate equally."""
+        """Return whether `gradients` and `weights` are in shared memory, which `update` needs. The same on all
+        ranks."""
         return all(self._with_offset(b"", buffer)[1] is not None for buffer in (gradients, weights))
 
     def update(self, what: WireSignature, work: ShmCollective, change: ChunkUpdate) -> None:
-        """Reduce `work.source` and update every rank's weights. Raises the same errors as `run`."""
+        """Reduce `work.source` and update the weights on every rank. Raises the same errors as `run`."""
         compared, gradients = self._with_offset(what.compared, work.source)
         compared, weights = self._with_offset(compared, change.weights)
         assert gradients is not None, "call can_update first"
@@ -171,11 +172,11 @@ class ShmRankGroup:
         )
 
     def barrier_function(self, what: WireSignature, *buffers: Flat) -> Callable[[bool], bool]:
-        """Return a barrier function for this collective, which makes writes to each other's arenas visible.
+        """Return a function that runs one barrier, after which all ranks see each other's writes to shared buffers.
 
-        Its argument: whether to wait. It returns whether all ranks have arrived; if not, it must be called again before
-        any other collective. All ranks must run the barrier, at any place and with any number of calls. It raises the
-        same errors as `run`.
+        The function takes one bool, whether to wait, and returns whether all ranks have arrived. If it returns False,
+        call it again before any other collective. All ranks must run the barrier, at any place and with any number of
+        calls. The function raises the same errors as `run`.
         """
         compared = what.compared
         for buffer in buffers:
@@ -184,7 +185,7 @@ class ShmRankGroup:
         return lambda waits: self._run_on_all(what, 0, lambda: self._channel.barrier(job, waits))
 
     def adopt(self, segment: ShmSegment) -> NDArray[np.uint8]:
-        """Return this rank's part of `segment`, which all ranks map: buffers in it are reduced in place.
+        """Add `segment`, which all ranks map, as memory for buffers, and return this rank's part of it.
 
         The parts are equally long. The memory lives as long as the array and its views.
         """
@@ -195,26 +196,25 @@ class ShmRankGroup:
         return arena.own
 
     def memory_of(self, position: int, buffer: Flat) -> Flat | None:
-        """Return the buffer of the rank at `position` that corresponds to `buffer`, from an arena; None for other
-        memory.
-        """
+        """Return the buffer of the rank at `position` that was allocated with `buffer`; None if that is not shared
+        memory."""
         for arena in self.arenas:
             if (offset := arena.offset_of(buffer)) is not None:
                 return arena.part(position, offset, buffer.nbytes).view(buffer.dtype)
         return None
 
     def mapped(self, what: WireSignature, buffer: Flat) -> "ShmMappedBuffer | None":
-        """Return a context with all ranks' buffers that correspond to `buffer`; None if it is in no arena."""
+        """Return a context with all ranks' counterparts of a shared `buffer`; None if it is not shared memory."""
         places = self.memories_of(buffer)
         return ShmMappedBuffer(self, what, buffer, places) if places else None
 
     def memories_of(self, buffer: Flat) -> list[Flat]:
-        """Return the buffers of all ranks that correspond to `buffer`, by place; empty if it is in no arena."""
+        """Return all ranks' counterparts of a shared `buffer`, by position; empty if it is not shared memory."""
         found = [self.memory_of(place, buffer) for place in range(len(self.ranks))]
         return [memory for memory in found if memory is not None]
 
     def use_arenas_of(self, other: "ShmRankGroup") -> None:
-        """Use the arenas of a group of the same ranks, present and future ones."""
+        """Use the shared buffers of `other`, a group of the same ranks, and those that it allocates later."""
         self.arenas = other.arenas
 
     def close(self) -> None:
@@ -232,7 +232,11 @@ class ShmRankGroup:
         self._segment.close()
 
     def _run_on_all(self, what: WireSignature, nbytes: int, call: Callable[[], ShmResult]) -> bool:
-        """Run `call` and return whether all ranks have arrived; False: this rank did not wait for the others."""
+        """Run `call`. Return True if all ranks have arrived, False if `call` did not wait for all of them.
+
+        `what`: signature of the collective, for messages and the timeline. `nbytes`: size of the tensor, for the
+        timeline.
+        """
         self._member.failure_state.check()
         key = self._key()
         self._member.offers.begin(key, what, self._suspects)
@@ -259,7 +263,7 @@ class ShmRankGroup:
         return outcome is ShmResult.DONE
 
     def _with_offset(self, compared: bytes, buffer: Flat) -> tuple[bytes, Addresses | None]:
-        """Return `compared` with the offset of `buffer` in its arena, and the addresses of each rank's buffer.
+        """Return `compared` extended by the offset of `buffer` in shared memory, and the address of each rank's buffer.
 
         For a buffer outside the arenas return `compared` unchanged and None.
         """
@@ -270,7 +274,7 @@ class ShmRankGroup:
         return compared, None
 
     def _fail(self, outcome: ShmResult, what: WireSignature, waited_s: float) -> NoReturn:
-        """Report the failure, and raise the world's decision."""
+        """Report why a collective has not completed, and raise the error on which all ranks agree."""
         activity, monitor = self._activity(what), self._member.monitor
         blamed = self.ranks[self._channel.blamed]
         if self._member.left:
@@ -293,7 +297,7 @@ class ShmRankGroup:
         return self._member.activity(self._key(), what)
 
     def _key(self) -> Key:
-        """Return the key of the collective in progress, or of the next one."""
+        """Return process set and number of the collective in progress, or of the next one if none is in progress."""
         return self._process_set, self._channel.collectives + 1
 
 
@@ -302,7 +306,7 @@ def _gathers_outside_segment(work: ShmCollective) -> bool:
 
 
 class ShmLoneRank:
-    """Replacement of a `ShmRankGroup` for a single rank. Has no barrier: differences are found between pods."""
+    """Replacement of a `ShmRankGroup` for a pod with one rank, which needs no barriers."""
 
     position: Final = 0
 
@@ -310,7 +314,7 @@ class ShmLoneRank:
         self.ranks = (rank,)
 
     def run(self, what: WireSignature, work: ShmCollective) -> None:
-        """Copy this rank's contribution to `work.partial`; gathered data is already in place."""
+        """Copy this rank's contribution to `work.partial`, if set; nothing else is to be done for one rank."""
         if work.partial is not None:
             ((start, end),) = work.chunks
             work.partial[...] = work.source[start:end]

@@ -1,4 +1,4 @@
-"""Setup of shared memory between ranks that can share it."""
+"""Setup of shared memory between the ranks of each host."""
 
 import json
 import logging
@@ -27,16 +27,18 @@ _CHUNK_BYTES_OF_ALL: Final = 1 << 20
 
 @dataclass(frozen=True)
 class ShmHostGroups:
-    """Positions of a process set by host, in the order of their first, and the group of this rank's own host."""
+    """Ranks of a process set grouped by host, as indexes in the set, and the group of this rank's host."""
 
     positions: tuple[tuple[int, ...], ...]
     group: ShmRankGroup
 
 
 def share_memory(member: WorldMembership, process_set: int, network: Communicator, host: str) -> ShmHostGroups | None:
-    """Make the ranks of every host share memory. Return None if no two ranks share a host, or if any of them can't.
+    """Map a shared-memory segment on every host. Return None if no two ranks share a host, or if any rank cannot share
+    memory.
 
-    Collective over `network`. `host`: identity of this rank's host. The first rank logs the obstacle.
+    Collective over `network`. `host`: identity of this rank's host. If a rank cannot share memory, the first rank logs
+    why.
     """
     refusal = None if native_library() is not None else "ringtrain was installed without a C compiler"
     by_host: dict[str, list[int]] = {}
@@ -67,7 +69,7 @@ def share_memory(member: WorldMembership, process_set: int, network: Communicato
 
 
 def allocate_shared_memory(network: Communicator, hosts: ShmHostGroups, nbytes: int) -> NDArray[np.uint8]:
-    """Return zeroed memory of this process that the other ranks of its host map, so that collectives need no copy.
+    """Return zeroed memory that the other ranks of this host map as well, so that collectives do not copy it.
 
     Collective over `network`, with the same `nbytes`; if sharing fails, the memory is ordinary.
     """
@@ -78,9 +80,7 @@ def allocate_shared_memory(network: Communicator, hosts: ShmHostGroups, nbytes: 
 
 
 def shm_host_identity() -> str:
-    """Return a text that is equal for processes of one user in one pod: same kernel boot, PID and network
-    namespaces.
-    """
+    """Return an identity of host, pod and user: equal for processes that can map each other's memory."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')} {os.readlink('/proc/self/ns/net')} {os.getuid()}"
@@ -91,7 +91,11 @@ def shm_host_identity() -> str:
 def _map_segment(
     network: Communicator, own: tuple[int, ...], length: int
 ) -> tuple[ShmSegment | None, list[str | None]]:
-    """Make the first rank of each host create a segment and the others open it; all succeed or none retains it."""
+    """Create a segment of `length` bytes on each host and open it in the other ranks.
+
+    `own`: positions of the ranks on this host. Return the segment (None after a failure), and a list with the reason of
+    the failure, or None, for each rank.
+    """
     segment, path, refusal = None, "", None
     creator = own[0]
     try:
@@ -116,10 +120,12 @@ def _map_segment(
 def _warn_of_refused_segment(network: Communicator, refusals: list[str | None]) -> None:
     if network.position == 0:
         why = "; ".join(f"rank {network.ranks[p]}: {refusal}" for p, refusal in enumerate(refusals) if refusal)
-        log.warning("ranks %s share hosts but not memory, and use only gRPC: %s", list(network.ranks), why)
+        log.warning(
+            "ranks %s can't share memory on their hosts and use gRPC, which is slower: %s", list(network.ranks), why
+        )
 
 
 def _exchange_on_host(network: Communicator, kind: str, value: Any) -> list[Any]:
-    """Return every rank's JSON-safe `value`."""
+    """Return the JSON-safe `value` of every rank of `network`, in the order of `network.ranks`."""
     part = np.frombuffer(json.dumps(value).encode(), np.uint8)
     return [json.loads(bytes(got.data)) for got in network.all_gather_parts(WireSignature(kind), part)]

@@ -1,4 +1,4 @@
-"""Interface to the compiled engine of shared memory (`kernels/native/shm.c`)."""
+"""Python interface to the compiled shared-memory collectives (`kernels/native/shm.c`)."""
 
 import ctypes
 import functools
@@ -40,7 +40,7 @@ Addresses = Sequence[int]  # one for each rank
 
 @functools.lru_cache(maxsize=4096)
 def chunks_of(bounds: Bounds) -> Chunks:
-    """Return the adjacent chunks at `bounds`."""
+    """Return the (begin, end) pairs of the chunks between successive `bounds`."""
     return tuple(itertools.pairwise(bounds))
 
 
@@ -57,7 +57,7 @@ _RESULTS: Final = tuple(ShmResult)  # by value: a lookup in the class takes long
 
 
 class ShmShortReduction(NamedTuple):
-    """Reduction that every rank computes by itself: prepared once for each signature, run many times."""
+    """Prepared arguments of a short reduction, reused in each call with the same signature."""
 
     struct: JobStruct
     what: WireSignature
@@ -65,16 +65,16 @@ class ShmShortReduction(NamedTuple):
 
 @dataclass(frozen=True)
 class ShmCollective:
-    """One collective. Fields that it does not need are None.
+    """Description of one shared-memory collective. Fields that it does not need are None.
 
     `chunks`: begin and end of every rank's chunk in the whole buffer. `source`: the whole buffer, read-only. `op`:
-    reduction, or None if each rank only publishes its chunk of `source`. `own`: array that receives its chunk.
+    reduction, or None if each rank only publishes its chunk of `source`. `own`: array that receives this rank's chunk.
     `gathered`: the whole buffer, receives every rank's chunk; may be `source`. `before`: array to fold into this rank's
     chunk before rank 0's contribution. `partial`: array that receives the fold of this rank's chunk without division,
-    in the accumulator's dtype, instead of `own`. `average_over`: number of contributions of an average. `whole`: the
-    chunks cover the buffer, `own` and `gathered` are set, `op` is set unless the buffer is empty, and no other field
-    is: such short buffers have a fast path. `pieces`: the parts of `source` if they are not contiguous; then only
-    length and dtype of `source` are used.
+    in the accumulator's dtype, instead of `own`. `average_over`: number of contributions of an average. `whole`:
+    whether the chunks cover the buffer, `own`, `gathered` and (unless the buffer is empty) `op` are set, and all other
+    fields are None; if such a buffer is short, it has a fast path. `pieces`: the parts of `source` if they are not
+    contiguous; then only length and dtype of `source` are used.
     """
 
     chunks: Chunks
@@ -90,7 +90,7 @@ class ShmCollective:
 
 
 class ShmNativeChannel:
-    """One rank's end of a segment."""
+    """One rank's access to a shared-memory segment through compiled code."""
 
     def __init__(self, library: ctypes.CDLL, memory: mmap.mmap, rank: int, size: int, chunk_bytes: int) -> None:
         self._library = library
@@ -111,7 +111,7 @@ class ShmNativeChannel:
         self._closed = False
 
     def run(self, what: bytes, work: ShmCollective, timeout_s: float, peers: Addresses | None = None) -> ShmResult:
-        """Run `work` together with all other ranks. The channel is unusable after any result but DONE.
+        """Run the collective `work` together with all other ranks. After any result but DONE this object is unusable.
 
         `what` is compared between ranks: MISMATCH if it differs; use `WireSignature.compared`. `peers`: addresses of
         each rank's `work.source`, if this process maps them all. `timeout_s`: longest time without progress of the
@@ -123,11 +123,11 @@ class ShmNativeChannel:
         return self._repeat(self._library.ringtrain_shm_run, job, self.is_short(work.source) and work.whole)
 
     def is_short(self, buffer: Flat) -> bool:
-        """Return whether it is faster if every rank folds all of `buffer` itself."""
+        """Return whether `buffer` is so short that folding all of it on every rank is faster than another barrier."""
         return buffer.nbytes <= self._small_bytes
 
     def short_job(self, what: WireSignature, like: Flat, op: ReduceOp | None, timeout_s: float) -> ShmShortReduction:
-        """Return the arguments of compiled code for reductions of arrays like `like`, without addresses."""
+        """Return the prepared arguments for short reductions of arrays with the shape and dtype of `like`."""
         chunks, flat = chunks_of(even_bounds(like.size, self._size)), like.reshape(-1)
         work = ShmCollective(chunks, flat, op, own=flat, gathered=flat, average_over=self._size, whole=True)
         return ShmShortReduction(self._job(what.compared, work, timeout_s), what)
@@ -140,7 +140,12 @@ class ShmNativeChannel:
         go_on: Callable[[ShmShortReduction, int], None],
         give_up: Callable[[ShmShortReduction, BaseException], None],
     ) -> Any:
-        """Return the `ShortCalls` of `kernels/native/calls.c`; None if that is not compiled."""
+        """Return the object that runs short reductions in compiled code; None if `calls.c` is not compiled.
+
+        `turn`: lock for collectives. `is_traced`: returns whether a timeline is written. `find`: returns the address
+        and the object of the prepared arguments for an array, operation and name, or None for the normal path. `go_on`:
+        waits for late ranks. `give_up`: ends the world after an error.
+        """
         calls = native_calls()
         if calls is None:
             return None
@@ -151,7 +156,7 @@ class ShmNativeChannel:
         return calls.ShortCalls(run, channel, turn, is_traced, find, go_on, give_up, *of_numpy, self)
 
     def go_on(self, job: ShmShortReduction, outcome: ShmResult) -> ShmResult:
-        """Wait for other ranks after compiled code has returned AGAIN; the job's arrays must still exist."""
+        """Wait for late ranks after compiled code has returned AGAIN. The job's arrays must still exist."""
         if outcome is ShmResult.AGAIN:
             job.struct.hasty = 0
             return self._repeat(self._library.ringtrain_shm_run, job.struct, True)
@@ -160,7 +165,7 @@ class ShmNativeChannel:
 
     @property
     def collectives(self) -> int:
-        """Return the number of completed collectives."""
+        """Return the number of collectives that this rank has completed in the segment."""
         return int(self._channel.collective)
 
     def update(
@@ -171,10 +176,10 @@ class ShmNativeChannel:
         timeout_s: float,
         peers: tuple[Addresses, Addresses],
     ) -> ShmResult:
-        """Reduce `work.source` and update this rank's chunk of the weights, on all ranks.
+        """Reduce `work.source`, update this rank's chunk of the weights by `change`, and write the chunk to all ranks.
 
-        `peers`: addresses of each rank's `work.source` and `change.weights`. Otherwise as `run`; `work.source` is
-        undefined afterwards, and must not be written before the next barrier.
+        `peers`: addresses of each rank's `work.source` and `change.weights`. The other arguments and the result are
+        those of `run`. Afterwards `work.source` is undefined, and must not be written before the next barrier.
         """
         job = self._job(what, work, timeout_s)
         gradients, weights = map(self._addresses, peers)
@@ -183,22 +188,23 @@ class ShmNativeChannel:
         return self._repeat(self._library.ringtrain_shm_update, job, ctypes.byref(update))
 
     def barrier_job(self, what: bytes, like: Flat, timeout_s: float) -> JobStruct:
-        """Return the argument of `barrier`. `like`: any array of the compared dtype."""
+        """Return the prepared arguments of `barrier`. `like`: any array of the dtype that ranks compare."""
         return self._job(what, ShmCollective(((0, 0),) * self._size, like), timeout_s)
 
     def barrier(self, job: JobStruct, waits: bool) -> ShmResult:
-        """Run a barrier, after which the earlier writes of all ranks are visible. Otherwise as `run`.
+        """Run a barrier, after which earlier writes of all ranks are visible. Returns the same results as `run`.
 
-        Returns AGAIN if others have not arrived and `waits` is False: it must then be called again, before any other
+        Returns AGAIN if others have not arrived and `waits` is False: call `barrier` again then, before any other
         collective.
         """
         job.hasty = not waits
         return self._repeat(self._library.ringtrain_shm_meet, job)
 
     def _repeat(self, function: Callable[..., int], job: JobStruct, *arguments: Any) -> ShmResult:
-        """Call compiled code until it is done.
+        """Call compiled code until it returns another result than AGAIN, and return that result.
 
-        It returns AGAIN after a signal, so that Python runs the handler, or for a hasty job.
+        Compiled code returns AGAIN after a signal, so that Python runs the handler. It also returns AGAIN for a hasty
+        job, whose ranks have not all arrived; AGAIN is then the result.
         """
         with self._in_use:
             if self._closed:
@@ -218,18 +224,18 @@ class ShmNativeChannel:
         return (ctypes.c_void_p * self._size)(*of_ranks)
 
     def stop(self) -> None:
-        """Make `run` return STOPPED, from any thread, if it waits or would wait."""
+        """Make every call of `run` that waits, now or later, return STOPPED. Any thread may call this."""
         self._stop.value = 1
 
     def signature_of(self, rank: int) -> bytes:
-        """Return the signature that `rank` published in the collective that ended with MISMATCH."""
+        """Return the signature of `rank` in the collective that ended with MISMATCH."""
         at = rank * RANK_HEAD_BYTES + COUNTERS_BYTES
         at += self._channel.collective % PARITIES * SIGNATURE_BYTES
         length = int.from_bytes(self._memory[at : at + 4], "little")
         return bytes(self._memory[at + 4 : at + 4 + length])
 
     def close(self, timeout_s: float) -> bool:
-        """Report to waiting ranks that this one leaves, and end calls in other threads.
+        """Leave the segment: waiting ranks are notified, and calls in other threads end.
 
         The channel can't be used afterwards. Return whether the segment is unused: False if a call has not ended within
         `timeout_s`, or runs in this thread, whose signal handler closes the world.
@@ -276,7 +282,7 @@ class ShmNativeChannel:
 
 
 def shm_bytes(library: ctypes.CDLL, size: int, chunk_bytes: int) -> int:
-    """Return the required length of a segment."""
+    """Return the length in bytes of a shared-memory segment for `size` ranks and chunks of `chunk_bytes` bytes."""
     library.ringtrain_shm_bytes.restype = ctypes.c_uint64
     return int(library.ringtrain_shm_bytes(ctypes.c_int(size), ctypes.c_uint64(chunk_bytes)))
 
@@ -287,7 +293,7 @@ def _chunks_array(chunks: Chunks) -> Any:
 
 
 def _lies_at(array: NDArray[Any]) -> int | None:
-    """Return the address of an array whose dtype Python's buffers do not support; None if it can't be used directly."""
+    """Return the address of an array's data; None if it is not contiguous, aligned and writable."""
     return int(array.ctypes.data) if array.flags.carray else None
 
 
@@ -296,9 +302,7 @@ def _shm_buffer_address(buffer: Flat | None) -> int | None:
 
 
 def _shm_pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
-    """Return the offset in the buffer and the address of each piece; the row after the last has the end of the
-    buffer.
-    """
+    """Return a table with offset and address of each piece, and a last row with the total length."""
     table = np.zeros((len(pieces) + 1, 2), np.int64)
     np.cumsum([len(piece) for piece in pieces], out=table[1:, 0])
     table[:-1, 1] = [address_of(piece) for piece in pieces]
@@ -306,14 +310,14 @@ def _shm_pieces(pieces: Sequence[Flat]) -> NDArray[np.int64]:
 
 
 def _shm_spin_s(size: int) -> float:
-    """Return the time to poll before sleeping: 0 if another rank needs this core.
+    """Return how long a rank polls before it sleeps, in seconds: 0 if there are fewer cores than ranks.
 
-    About as long as sleeping and waking take: with half of it, ranks that had slept in a barrier found each other
-    asleep repeatedly. With four times as much, two ranks that shared a core took 230 us for 4 KiB instead of 70.
+    The time is about as long as sleeping and waking take: with half of it, ranks that had slept in a barrier found each
+    other asleep repeatedly. With four times as much, two ranks that shared a core took 230 us for 4 KiB instead of 70.
     """
     return 60e-6 if size <= len(os.sched_getaffinity(0)) else 0.0
 
 
 def accumulator_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in which `dtype` is folded."""
+    """Return the dtype in which contributions of `dtype` are folded: float32 for 16-bit types, else `dtype`."""
     return np.dtype(np.float32) if dtype.itemsize == 2 else dtype

@@ -16,14 +16,15 @@ _mmap.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, 
 
 
 class _ShmMapping(mmap.mmap):
-    """Shared memory with its address and file descriptor: arrays in it keep it alive, and no `ShmSegment`."""
+    """Mapped shared memory with its address and file descriptor. Arrays in it keep the mapping alive."""
 
     fd: int
     address: int
     let_go: Callable[[], object]  # closes `fd`, once
 
     def make_private(self) -> None:
-        """Make writes of this forked process private copies. Raises OSError."""
+        """Make the mapping private in a forked process, whose writes then reach no rank. Raises OSError if the system
+        refuses."""
         kind, access = mmap.MAP_PRIVATE | _MAP_FIXED, mmap.PROT_READ | mmap.PROT_WRITE
         if _mmap(self.address, len(self), access, kind, self.fd, 0) != self.address:
             number = ctypes.get_errno()
@@ -42,7 +43,7 @@ def _map_segment_file(fd: int, length: int) -> _ShmMapping:
 
 
 class ShmSegment:
-    """Anonymous shared memory: it is freed with the last process that maps it, however that ends.
+    """Shared memory without a file name, which the kernel frees when the last process that maps it ends.
 
     (A file in /dev/shm would outlive a killed job, and a container's /dev/shm has 64 MiB unless configured otherwise.
     This memory counts against the container's memory limit like any other.)
@@ -56,7 +57,7 @@ class ShmSegment:
 
     @staticmethod
     def create(length: int) -> "ShmSegment":
-        """Create a segment. Raises OSError if the kernel or its policy forbids it."""
+        """Create a segment of `length` bytes. Raises OSError if the kernel or a security policy forbids it."""
         fd = os.memfd_create("ringtrain", os.MFD_CLOEXEC)
         try:
             os.ftruncate(fd, length)
@@ -72,7 +73,7 @@ class ShmSegment:
 
     @staticmethod
     def open(path: str, length: int) -> "ShmSegment":
-        """Map the segment that another process created. Raises OSError."""
+        """Map the segment that another process created. Raises OSError if refused or not of `length` bytes."""
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
             if os.fstat(fd).st_size != length:

@@ -1,1 +1,1 @@
-"""Horovod's `horovod.runner.common.util`, as far as scripts import from it."""
+"""Namespace for the parts of `horovod.runner.common.util` that scripts import."""

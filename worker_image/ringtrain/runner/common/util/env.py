@@ -8,7 +8,7 @@ from ringtrain.shared.environment import EnvironmentVariables, without_empty
 
 
 def get_env_rank_and_size() -> tuple[int, int]:
-    """Return this process's rank and the number of ranks from the environment, before `init`; else (0, 1).
+    """Return rank and number of ranks from the environment, before `init`; (0, 1) without the variables.
 
     Raises ConfigurationError for invalid variables.
     """
