@@ -1,1 +1,1 @@
-"""Ranks in tasks that Spark or Ray schedules: ringtrain.spark, ringtrain.ray."""
+"""Run a training function as ranks in Spark tasks (`ringtrain.spark`) or Ray actors (`ringtrain.ray`)."""

@@ -1,1 +1,1 @@
-"""Conversion of other operators' jobs to DistributedTrainingJobs. One module per kind of job."""
+"""Converters of other operators' jobs to DistributedTrainingJobs, with one module per kind of job."""

@@ -1,11 +1,10 @@
-"""Conversion of JobSets, Jobs and Volcano's Jobs whose containers start torchrun or mpirun.
+"""Converter of JobSets, Jobs and Volcano's Jobs whose containers start torchrun or mpirun.
 
-The pods of one replicated job (or task) are the workers; beside them there may be one pod that runs mpirun.
+The pods of one replicated job (or task) are the workers; one additional pod may run mpirun.
 """
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ringtrain_convert.metadata import (
@@ -15,10 +14,17 @@ from ringtrain_convert.metadata import (
     put_training_container_first,
     take_command,
 )
-from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
-from ringtrain_convert.source_labels import add_source_labels
+from ringtrain_convert.mpijob import (
+    BACKOFF_LIMIT,
+    RANKS,
+    command_notes,
+    drop_worker_command,
+    take_devices,
+    whole_field,
+)
+from ringtrain_convert.roles import ConvertedPod, Role, command_text, worker_of_roles
+from ringtrain_convert.source_labels import add_source_labels, texts_of
 from ringtrain_convert.torchrun import TORCHRUN, counted_torchrun, give_torchrun_variables, gpus_among
-from ringtrain_convert.trainingjob import template_differences
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
 
@@ -28,7 +34,10 @@ _KINDS = {("JobSet", "jobset.x-k8s.io/"): "jobset", ("Job", "batch.volcano.sh/")
 _TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
 _MPIRUN = re.compile(r"\b(mpirun|mpiexec|orterun|prterun)\b")
 _NODES = re.compile(r"--nnodes[= ](\d+)\b")
-_HOST_FILES = re.compile(r"/etc/volcano/\S+|VC_\w+_HOSTS")
+_SEVERAL_NODES = re.compile(r"(--nnodes[= ',]+|PET_NNODES)(?!1\b)")
+# Hosts and numbers of pods that Volcano writes to files and variables; mpirun's option that reads such a variable.
+_OF_VOLCANO = re.compile(r"/etc/volcano/[\w.-]+|VC_\w+_(HOSTS|NUM)|(?<=\$)\{?MPI_HOST\b")
+_HOSTS_OPTION = re.compile(r"""\s--?(?:H|host)[= ]+"?\$\{?(\w+)\}?"?(?=\s)""")
 # Set by the agent for each rank.
 _RANK_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _INDEX = {"job": "JOB_COMPLETION_INDEX", "jobset": "JOB_COMPLETION_INDEX", "volcano": "VC_TASK_INDEX"}
@@ -41,27 +50,10 @@ _READ = {
 }
 
 
-@dataclass(frozen=True)
-class _Role:
-    """Pods of one template. `retries`: backoffLimit of the template's Job. `owner`: metadata of the owner."""
-
-    name: str
-    path: str
-    pods: int
-    template: Json
-    retries: int = 0
-    owner: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def text(self) -> str:
-        """Command and arguments of all containers."""
-        return str([[one.get("command"), one.get("args")] for one in self.template["spec"]["containers"]])
-
-
 def is_batchjob(obj: Mapping[str, Any]) -> bool:
     """Return whether `obj` is a JobSet, a Job of Volcano, or a Job of Kubernetes that starts torchrun or mpirun."""
     kind = _batchjob_kind(obj)
-    return kind in ("jobset", "volcano") or (kind == "job" and bool(_started(str(obj.get("spec")))))
+    return kind in ("jobset", "volcano") or (kind == "job" and bool(_started("\n".join(texts_of(obj.get("spec"))))))
 
 
 def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
@@ -71,7 +63,7 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     if problems := shape_problems(obj, "", {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {}}):
         raise Invalid(problems)
     assert isinstance(spec, Mapping)
-    notes = ["the image stays as it is: the operator brings the agent"]
+    notes = ["the image is not changed: the operator adds the agent to the pods"]
     roles = list(_batchjob_roles(kind, spec))
     name = str((obj.get("metadata") or {}).get("name") or "")
     starting = [role for role in roles if _started(role.text)]
@@ -98,12 +90,13 @@ def _batchjob_kind(obj: Mapping[str, Any]) -> str:
 
 
 def _started(text: str) -> str:
-    """Return the starter of ranks that a text has: mpirun, torchrun, or nothing."""
+    """Return the program in `text` that starts ranks, mpirun or torchrun; empty if it has neither."""
     return "mpirun" if _MPIRUN.search(text) else "torchrun" if _TORCHRUN.search(text) else ""
 
 
-def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[_Role]:
-    """Yield the roles with pods. Raises Invalid."""
+def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
+    """Yield a role for each pod template of a Job, JobSet or Volcano Job that has pods. Raises Invalid for invalid
+    fields."""
     if kind == "job":
         yield _job_role("the Job", "spec", 1, spec, {})
         return
@@ -118,14 +111,14 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[_Role]:
         if not pods:
             continue
         if kind == "volcano":
-            yield _Role(name, f"{path}.template", pods, _whole_template(template, f"{path}.template"))
+            yield Role(name, f"{path}.template", pods, _whole_template(template, f"{path}.template"))
         else:
             job, metadata = template.get("spec") or {}, template.get("metadata") or {}
             yield _job_role(name, f"{path}.template.spec", pods, job, metadata)
 
 
-def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner: Mapping[str, Any]) -> _Role:
-    """Return the role of a Job's pods, which must all run at once."""
+def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner: Mapping[str, Any]) -> Role:
+    """Return the role with the pods of a Job. Raises Invalid if they do not all run at the same time."""
     numbers = {
         key: whole_field(job[key], f"{path}.{key}")
         for key in ("parallelism", "completions", "backoffLimit")
@@ -136,7 +129,7 @@ def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner
         message = f"is {numbers['completions']}, and parallelism {pods}: ranks are pods that run at the same time"
         raise Invalid([Problem(f"{path}.completions", message)])
     template = _whole_template(job.get("template") or {}, f"{path}.template")
-    return _Role(name, f"{path}.template", replicas * pods, template, numbers.get("backoffLimit", BACKOFF_LIMIT), owner)
+    return Role(name, f"{path}.template", replicas * pods, template, numbers.get("backoffLimit", BACKOFF_LIMIT), owner)
 
 
 def _whole_template(template: Json, path: str) -> Json:
@@ -148,10 +141,10 @@ def _whole_template(template: Json, path: str) -> Json:
     return template
 
 
-def _carried(kind: str, role: _Role, notes: list[str]) -> tuple[Json, Json]:
-    """Return a copy of the role's template and its training container, which is the first."""
+def _carried(kind: str, role: Role, notes: list[str]) -> tuple[Json, Json]:
+    """Return a copy of the role's pod template, and its training container, which is moved to the front."""
     template = carried_template(role.template, role.owner, path=role.path, notes=notes)
-    starting = (str(one.get("name")) for one in template["spec"]["containers"] if _started(str(one)))
+    starting = (str(one.get("name")) for one in template["spec"]["containers"] if _started(command_text(one)))
     put_training_container_first(template, *starting)
     add_source_labels(template, {}, role.path, notes)
     if kind == "volcano":
@@ -159,70 +152,95 @@ def _carried(kind: str, role: _Role, notes: list[str]) -> tuple[Json, Json]:
     return template, template["spec"]["containers"][0]
 
 
-def _torchrun_section(kind: str, name: str, starting: list[_Role], roles: list[_Role], notes: list[str]) -> Json:
-    first = starting[0]
-    for role in roles[1:]:
-        other = list(template_differences(roles[0].template["spec"], role.template["spec"], "spec"))
-        if other:
-            message = f"differs from {roles[0].name}'s pods ({', '.join(other[:3])}); workers have one template here"
+def _torchrun_section(kind: str, name: str, starting: list[Role], roles: list[Role], notes: list[str]) -> Json:
+    for role in roles:
+        if role not in starting:
+            message = f"does not start torchrun, as {starting[0].name}'s pods do: leave it out, or run it by itself"
             raise Invalid([Problem(role.path, message)])
     pods = sum(role.pods for role in roles)
-    if (nodes := _NODES.search(first.text.replace("', '", " "))) and int(nodes[1]) not in (pods, 1):
-        message = f"starts torchrun with {nodes[0]}, and there are {pods} pods: each would be in several worlds"
-        raise Invalid([Problem(first.path, message)])
-    template, main = _carried(kind, first, notes)
+    if pods > 1 and any(not _SEVERAL_NODES.search(str(role.template)) for role in roles):
+        notes.append(f"torchrun has no --nnodes, so each pod is a world there; here all {pods} pods are one world")
+    for role in roles:
+        if (nodes := _NODES.search(role.text)) and int(nodes[1]) not in (pods, 1):
+            message = f"starts torchrun with {nodes[0]}, and there are {pods} pods: each would be in several worlds"
+            raise Invalid([Problem(role.path, message)])
+    worker, slots = worker_of_roles(roles, lambda role, _: _torchrun_pod(kind, name, role, notes), notes)
+    return {"slotsPerWorker": slots, "worker": worker}
+
+
+def _torchrun_pod(kind: str, name: str, role: Role, notes: list[str]) -> ConvertedPod:
+    """Return a role's pod with the command of its ranks. `name`: name of the original job."""
+    template, main = _carried(kind, role, notes)
     _drop_rank_variables(main, notes)
     devices = take_devices(main)
-    command = take_command(main, f"{first.path}.spec.containers[0]", notes)
+    path = f"{role.path}.spec.containers[0]"
+    command = take_command(main, path, notes)
     ranks, program = counted_torchrun(command, "1", gpus_among(devices), notes)
     if not ranks:
-        if name and (host := re.search(rf"\b{re.escape(name)}-[\w-]+", str([command, main.get("env")]))):
+        text = str([command, main.get("env")])
+        if name and (host := re.search(rf"\b{re.escape(name)}(?:-[\w-]+|\.\S*\bsvc\b)", text)):
             message = f"names the host {host[0]}, which no pod has here: write $MASTER_ADDR"
-            raise Invalid([Problem(f"{first.path}.spec.containers[0]", message)])
+            raise Invalid([Problem(path, message)])
         program = give_torchrun_variables(command, {**TORCHRUN, _INDEX[kind]: "$RANK"}, notes)
     main["command"] = program
-    worker = {"replicas": pods, **({"devices": devices} if devices else {}), "template": template}
-    return {"slotsPerWorker": ranks or 1, "worker": worker}
+    _refuse_hosts_of_volcano(main, path, "write $MASTER_ADDR and $WORLD_SIZE")
+    return ConvertedPod(template, devices, ranks or 1)
 
 
 def _drop_rank_variables(main: Json, notes: list[str]) -> None:
-    """Remove the variables of ranks from a container: the agent sets them."""
+    """Remove variables such as RANK from a container, because the agent sets them."""
     env = main.get("env") or []
     if left := [str(one.get("name")) for one in env if one.get("name") in _RANK_VARIABLES]:
         notes.append(f"env ({', '.join(left)}) is left out: the agent sets it for each rank")
         main["env"] = [one for one in env if one.get("name") not in left]
 
 
-def _mpi_section(kind: str, starting: _Role, roles: list[_Role], notes: list[str]) -> Json:
+def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str]) -> Json:
     others = [role for role in roles if role is not starting]
     if starting.pods != 1 or len(others) != 1:
         message = "starts mpirun; expected one such pod, and one other group of pods, which are the workers"
         raise Invalid([Problem(starting.path, message)])
-    if found := _HOST_FILES.search(starting.text):
-        message = f"reads {found[0].rstrip(chr(39))}, which is not made here: leave it out, mpirun gets its hosts"
-        raise Invalid([Problem(f"{starting.path}.spec.containers[0]", message)])
-    [worker] = others
+    [worker], path = others, f"{starting.path}.spec.containers[0]"
     launcher, main = _carried(kind, starting, notes)
     if take_devices(main):
         notes.append("the launcher's devices are left out: a launcher never gets devices")
-    main["command"] = take_command(main, f"{starting.path}.spec.containers[0]", notes)
+    main["command"] = [_without_worker_hosts(word, worker.name, notes) for word in take_command(main, path, notes)]
+    _refuse_hosts_of_volcano(main, path, "leave it out, mpirun gets its hosts")
     notes += command_notes(main["command"])
     template, container = _carried(kind, worker, notes)
-    for key in ("command", "args"):
-        if key in container:
-            notes.append(f"the worker's {key} {container.pop(key)} is left out: the worker runs the agent")
+    drop_worker_command(container, notes)
     devices = take_devices(container)
-    ranks = re.search(r"-n(?:p)?[', ]+(\d+)", starting.text)
-    slots, rest = divmod(int(ranks[1]) if ranks else worker.pods, worker.pods)
+    found = RANKS.search(starting.text.replace("\\\n", " "))
+    ranks = int(found[2]) if found and found[2].isdecimal() else worker.pods
+    slots, rest = divmod(ranks, worker.pods)
     if rest or not slots:
-        message = f"starts mpirun {ranks[0] if ranks else ''} on {worker.pods} workers: expected as many ranks on each"
-        raise Invalid([Problem(f"{starting.path}.spec.containers[0]", message)])
+        message = f"starts mpirun with {ranks} ranks on {worker.pods} workers: expected as many ranks on each"
+        raise Invalid([Problem(path, message)])
     made = {"replicas": worker.pods, **({"devices": devices} if devices else {}), "template": template}
     return {"backend": "mpi", "slotsPerWorker": slots, "worker": made, "launcher": {"template": launcher}}
 
 
-def _batchjob_run_policy(kind: str, spec: Mapping[str, Any], role: _Role, notes: list[str]) -> Json:
-    """Return the run policy: retries of pods and restarts of a JobSet become attempts of the gang."""
+def _refuse_hosts_of_volcano(main: Json, path: str, way_out: str) -> None:
+    if found := _OF_VOLCANO.search("\n".join(main["command"])):
+        raise Invalid([Problem(path, f"reads {found[0].strip('{')}, which is not made here: {way_out}")])
+
+
+def _without_worker_hosts(text: str, worker: str, notes: list[str]) -> str:
+    """Return a script without mpirun's option --host, if its value is all pods of Volcano's task `worker`."""
+    option = _HOSTS_OPTION.search(text)
+    if not option:
+        return text
+    assigned = re.search(rf"\b{option[1]}=(`[^`]*`|\$\([^)]*\)|\S*?)(;\s*|\s+)", text)
+    hosts = assigned[1] if assigned else option[1]
+    variable = f"VC_{worker.replace('-', '_').upper()}_HOSTS"
+    if not re.search(rf"/etc/volcano/{re.escape(worker)}\.host\b|\b{variable}\b|^MPI_HOST$", hosts):
+        return text
+    notes.append(f"{option[0].strip()} is left out of the command: mpirun gets all workers as its hosts")
+    return text.replace(option[0], "", 1).replace(assigned[0] if assigned else "", "", 1)
+
+
+def _batchjob_run_policy(kind: str, spec: Mapping[str, Any], role: Role, notes: list[str]) -> Json:
+    """Return the run policy of the converted job. Retries of pods and of a JobSet become restarts of the gang."""
     made: Json = {"cleanPodPolicy": "None"}
     for name in ("suspend", "ttlSecondsAfterFinished", "activeDeadlineSeconds"):
         if spec.get(name) is not None:

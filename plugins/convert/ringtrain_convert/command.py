@@ -1,4 +1,4 @@
-"""`dtj convert FILE`: converts other operators' jobs to DistributedTrainingJobs."""
+"""Command `dtj convert FILE`, which converts other operators' jobs to DistributedTrainingJobs."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -31,22 +31,23 @@ _CONVERSIONS = (
 
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
-@click.option("--to", type=click.Path(path_type=Path), help="Write there instead of to stdout.")
+@click.option("--to", type=click.Path(path_type=Path), help="File to which the result is written, instead of stdout.")
 @click.option(
     "--templates",
     is_flag=True,
-    help="Convert runtimes of TrainJobs to templates; the jobs refer to them by name. Maturity: Experimental.",
+    help="Also convert the runtimes of TrainJobs, to templates that the jobs name. Maturity: Experimental.",
 )
 @cluster_options
 def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOptions) -> None:
     """Print kubeflow's jobs in MANIFEST as DistributedTrainingJobs.
 
-    They are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob. JobSets, Jobs and Volcano's Jobs that start
-    torchrun or mpirun are converted, too.
+    Kubeflow's kinds are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob. JobSets, Jobs and Volcano's Jobs
+    that start torchrun or mpirun are converted, too.
 
-    MANIFEST is a file, or - for standard input. A TrainJob's runtime is read from there, else from the cluster.
+    MANIFEST is a file, or - for standard input. A TrainJob's runtime is read from MANIFEST, or from the
+    cluster if MANIFEST does not have it.
     Other objects are not changed. Fields that have no counterpart are listed on stderr. If a job cannot be converted,
-    the others are, and the exit code is 1. Maturity: Beta.
+    the other jobs are printed and the exit code is 1. Maturity: Beta.
     """
     made, failures = [], []
     with errors_reported():
@@ -70,7 +71,7 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         except OperatorError as exc:
             failures += [f"{manifest}: {name}: {line}" for line in problem_lines(exc)]
             continue
-        made.append(converted.manifest)
+        made += [converted.manifest, *converted.others]
         for note in converted.notes:
             click.echo(f"{name}: {note}", err=True)
     _write_manifests([*(of_runtimes.manifests() if of_runtimes is not None else ()), *made], to)
@@ -79,31 +80,34 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
 
 
 class _ConvertedTemplates:
-    """Templates converted from runtimes, each once."""
+    """Templates converted from Kubeflow runtimes. Each runtime is converted once."""
 
     def __init__(self) -> None:
         self._made: dict[tuple[str, str], Json | None] = {}
 
     def of(self, runtime: Json) -> Json | None:
-        """Return the runtime's template; None, with a message, if it cannot be converted."""
+        """Return the runtime's template. If it cannot be converted, print why and return None."""
         key = str(runtime["kind"]), str((runtime.get("metadata") or {}).get("name"))
         if key not in self._made:
             try:
                 self._made[key] = convert_runtime(runtime).manifest
             except OperatorError as exc:
-                click.echo(f"{' '.join(key)} becomes no template, and its jobs are whole: {exc}", err=True)
+                click.echo(f"{' '.join(key)} is not converted to a template, so its jobs name none: {exc}", err=True)
                 self._made[key] = None
         return self._made[key]
 
     def named_by(self, converted: Converted, runtime: Json) -> Converted:
-        """Return the job as one that refers to the runtime's template."""
+        """Return the converted job with a reference to the runtime's template instead of a copy of its fields, if
+        possible."""
         template = self.of(runtime)
         if template is None:
             return converted
         job = beyond_template(converted.manifest, read_template(template))
         if job is not None:
             return replace(converted, manifest=job)
-        return replace(converted, notes=(*converted.notes, "the job is whole: it takes away what its runtime has"))
+        return replace(
+            converted, notes=(*converted.notes, "the job names no template: it removes fields of its runtime")
+        )
 
     def manifests(self) -> list[Json]:
         """Return all templates."""
@@ -113,7 +117,7 @@ class _ConvertedTemplates:
 def _converted_job(
     document: Json, documents: list[Json], cluster: ClusterOptions, of_runtimes: _ConvertedTemplates | None
 ) -> Converted:
-    """Return the conversion of one job of `documents`. Raises OperatorError."""
+    """Convert one job of `documents`. Raises OperatorError if it is invalid or not supported, or lacks its runtime."""
     if why := why_unsupported(document):
         raise Invalid([Problem("", why)])
     for is_kind, convert_kind in _CONVERSIONS:
@@ -144,15 +148,14 @@ def _write_manifests(made: list[Json], output: Path | None) -> None:
 
 
 def _manifest_name(document: Json) -> str:
-    """Return the prefix of messages about an object."""
+    """Return the name of an object, or its kind if it has no name, to begin messages about it."""
     metadata = document.get("metadata")
     name = name_in_metadata(metadata) if isinstance(metadata, dict) else None
     return str(name or document["kind"])
 
 
 def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions) -> tuple[Json, tuple[str, ...]]:
-    """Return the runtime to which a TrainJob refers: from the same file, from the cluster, or Trainer's own of this
-    name, with a note."""
+    """Return the runtime of a TrainJob from its file or the cluster, or Trainer's own of this name with a note."""
     kind, name = runtime_of(job)
     for document in documents:
         if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
@@ -164,7 +167,7 @@ def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions)
         try:
             return await session.api.get(resource, namespace, name)
         except ApiError as exc:
-            raise OperatorError(f"{kind} {name} is not in the file, and the cluster says: {exc}") from exc
+            raise OperatorError(f"{kind} {name} is not in MANIFEST and cannot be read from the cluster: {exc}") from exc
 
     try:
         return with_session(cluster, read), ()

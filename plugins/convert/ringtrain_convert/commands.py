@@ -1,4 +1,4 @@
-"""Command that this plugin adds to `dtj`."""
+"""Table of the command that this plugin adds to `dtj`."""
 
 from ringtrain_client.cli.commands import LazyCommand
 

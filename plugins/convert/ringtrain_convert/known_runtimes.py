@@ -34,8 +34,7 @@ Json = dict[str, Any]
 
 
 def known_runtime(kind: str, name: str) -> Json | None:
-    """Return Trainer's own runtime of this name; None if Trainer has no such runtime. Raises Invalid for a runtime
-    that is not supported."""
+    """Return the runtime `name` that Trainer installs; None if it installs none. Raises Invalid if unsupported."""
     if kind != _KIND:
         return None
     for start, why in _REFUSED.items():

@@ -1,4 +1,4 @@
-"""Kubeflow's `TrainerClient` interface on top of ringtrain's jobs: programs only change the import.
+"""Kubeflow's `TrainerClient` for ringtrain's jobs. A program written for Kubeflow only changes its import.
 
     from ringtrain_sdk.kubeflow import CustomTrainer, TrainerClient
 
@@ -47,7 +47,7 @@ _STATES["Rejected"] = "Failed"
 
 @dataclass
 class CustomTrainer:
-    """A function, sent as source code, and the resources to run it."""
+    """A function to train, which is sent as source code, and the resources for it."""
 
     func: Callable[..., object]
     func_args: dict[str, Any] | None = None
@@ -70,14 +70,14 @@ class CustomTrainerContainer:
 
 
 class TrainerType(Enum):
-    """Type of a runtime's trainer."""
+    """Trainer of a runtime: the user's code, or a built-in one."""
 
     CUSTOM_TRAINER = "CustomTrainer"
     BUILTIN_TRAINER = "BuiltinTrainer"
 
 
 class RuntimeKind(Enum):
-    """Kind of a runtime."""
+    """Kubernetes kind of a runtime: for the whole cluster, or for one namespace."""
 
     CLUSTER_TRAINING_RUNTIME = "ClusterTrainingRuntime"
     TRAINING_RUNTIME = "TrainingRuntime"
@@ -85,7 +85,7 @@ class RuntimeKind(Enum):
 
 @dataclass
 class RuntimeTrainer:
-    """Trainer of a runtime."""
+    """Properties of a runtime's training: type, framework, image, and default number of nodes."""
 
     trainer_type: TrainerType
     framework: str
@@ -97,7 +97,7 @@ class RuntimeTrainer:
 
 @dataclass
 class Runtime:
-    """A runtime. Here it is always the operator itself, under the names that programs use."""
+    """A runtime of Kubeflow. Here all runtimes stand for the operator; only their names differ."""
 
     name: str
     trainer: RuntimeTrainer
@@ -107,7 +107,7 @@ class Runtime:
 
 @dataclass
 class Step:
-    """A worker."""
+    """One worker of a job, as Kubeflow's SDK lists it."""
 
     name: str
     status: str | None
@@ -130,7 +130,7 @@ class TrainJob:
 
 @dataclass
 class Event:
-    """A condition in a job's status."""
+    """Last change of a condition in a job's status."""
 
     involved_object_kind: str
     involved_object_name: str
@@ -140,8 +140,9 @@ class Event:
 
 
 class TrainerClient:
-    """Client for jobs. `backend_config`: a backend of ringtrain_sdk, or kubeflow's KubernetesBackendConfig; None
-    selects the kubeconfig."""
+    """Client for jobs. `backend_config`: a backend of ringtrain_sdk, a KubernetesBackendConfig, or None (the
+    kubeconfig).
+    """
 
     def __init__(self, backend_config: Any = None) -> None:
         self._client = Client(_backend(backend_config))
@@ -153,7 +154,7 @@ class TrainerClient:
         trainer: Any = None,
         options: list[Any] | None = None,
     ) -> str:
-        """Start a job; return its name. Raises Invalid, with the argument that is not supported."""
+        """Start a job and return its name. Raises Invalid, which names an argument that is not supported."""
         _refuse("initializer", initializer, "load data and models in the function, or by data workers")
         _refuse("options", options, "submit a manifest with ringtrain_sdk.Client.submit")
         self.get_runtime(str(getattr(runtime, "name", runtime or RUNTIMES[0])))
@@ -172,11 +173,11 @@ class TrainerClient:
         return self._client.train(trainer.func, **found).name
 
     def get_job(self, name: str) -> TrainJob:
-        """Return the job of this name. Raises NotFound."""
+        """Return the job `name`. Raises NotFound if it does not exist."""
         return _train_job(self._client.get(name))
 
     def list_jobs(self, runtime: Runtime | None = None) -> list[TrainJob]:
-        """Return all jobs; all of them have the one runtime."""
+        """Return all jobs; `runtime` does not matter, because all jobs have the same one."""
         found = []
         for run in self._client.list():
             with suppress(NotFound):  # deleted meanwhile
@@ -184,7 +185,10 @@ class TrainerClient:
         return found
 
     def get_job_logs(self, name: str, step: str = "node-0", follow: bool | None = False) -> Iterator[str]:
-        """Yield the lines of all ranks of a worker, `node-0` and so on."""
+        """Yield the log lines of all ranks of a worker. `step`: `node-` and the worker's index.
+
+        `follow`: whether to continue with new lines until the job ends.
+        """
         run = self._client.get(name)
         number = step.removeprefix("node-")
         if not number.isdecimal():
@@ -194,7 +198,7 @@ class TrainerClient:
         return lines_of(run, ranks, follow=bool(follow))
 
     def get_job_events(self, name: str) -> list[Event]:
-        """Return the job's conditions, in the order of their changes."""
+        """Return the job's conditions as events at their last changes, the oldest first."""
         run = self._client.get(name)
         events = [
             Event("TrainJob", name, condition.message, condition.reason, condition.last_transition_time)
@@ -210,11 +214,11 @@ class TrainerClient:
         polling_interval: int = 2,
         callbacks: list[Callable[[TrainJob], None]] | None = None,
     ) -> TrainJob:
-        """Wait until the job has one of these states, and return it. Raises TimeoutError, and RuntimeError if the
-        job fails first."""
+        """Wait until the job has one of the states `status`; return the job. Raises TimeoutError after `timeout` or if
+        the job completes first, RuntimeError if it fails first."""
         known = {"Created", *_STATES.values()}
         if wrong := status - known:
-            raise ValueError(f"status is {sorted(wrong)}, expected some of {sorted(known)}")
+            raise ValueError(f"status has unknown states {sorted(wrong)}; expected one or more of {sorted(known)}")
         give_up_at = time.monotonic() + timeout
         while True:
             job = self.get_job(name)
@@ -225,26 +229,26 @@ class TrainerClient:
             if job.status == "Failed":
                 raise RuntimeError(str(self._client.get(name).why()))
             if job.status == "Complete" or time.monotonic() > give_up_at:
-                raise TimeoutError(f"{name} is {job.status}, and not one of {sorted(status)} within {timeout} s")
+                raise TimeoutError(f"{name} is {job.status}; expected one of {sorted(status)} within {timeout} s")
             time.sleep(max(0.0, min(polling_interval, give_up_at - time.monotonic())))
 
     def delete_job(self, name: str) -> None:
-        """Delete the job and its pods. Raises NotFound."""
+        """Delete the job and its pods. Raises NotFound if it does not exist."""
         self._client.of(name).delete()
 
     def list_runtimes(self) -> list[Runtime]:
-        """Return the runtimes, all of which represent the operator."""
+        """Return all runtime names that Kubeflow programs use. All these names mean this operator."""
         return [_runtime(name) for name in RUNTIMES]
 
     def get_runtime(self, name: str) -> Runtime:
-        """Return the runtime of this name. Raises Invalid."""
+        """Return the runtime `name`. Raises Invalid if there is no such runtime."""
         if name not in RUNTIMES:
             raise Invalid([Problem("runtime", f"is {name!r}, expected one of {', '.join(RUNTIMES)}")])
         return _runtime(name)
 
     def get_runtime_packages(self, runtime: Runtime) -> None:
-        """Raise NotImplementedError: an image's content can only be listed by running it."""
-        raise NotImplementedError("print what you look for from a function that train() sends")
+        """Raise NotImplementedError, because an image's content can only be listed by running it."""
+        raise NotImplementedError("an image's packages cannot be listed; print them in a function that train() runs")
 
     def close(self) -> None:
         """Close connections."""
@@ -252,7 +256,10 @@ class TrainerClient:
 
 
 def lines_of(run: Run, ranks: range, *, follow: bool) -> Iterator[str]:
-    """Yield the lines of some ranks from the merged log, without their marks."""
+    """Yield the lines of the ranks in `ranks` from the job's log, without the prefix `[rank]`.
+
+    `follow`: whether to continue with new lines until the job ends.
+    """
     marks = {f"[{rank}]" for rank in ranks}
     for line in run.logs(follow=follow):
         mark, _, text = line.partition(" ")
@@ -278,7 +285,7 @@ def _refuse(name: str, value: object, way_out: str) -> None:
 
 
 def _resources(per_node: dict[str, Any]) -> dict[str, Any]:
-    """Split a node's resources into devices and others."""
+    """Return `devices` and `resources` of a job for Kubeflow's resources of a node."""
     names = {"gpu": "nvidia.com/gpu"}
     wanted = {key: count for key, count in per_node.items() if _is_device(key)}
     devices = {names.get(k, k if "/" in k else f"nvidia.com/{k}"): count for k, count in wanted.items()}

@@ -1,7 +1,8 @@
-"""Code shared by all conversions: the resulting job, and its labels and annotations. Those of a user are copied, those
-of the tool that manages the source object are not."""
+"""Code for all converters: the converted job, its labels and annotations. Labels and annotations of the user are
+copied, those of tools are not."""
 
 import copy
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -10,6 +11,7 @@ from ringtrain_operator.contract import API_VERSION, KIND
 from ringtrain_operator.errors import Invalid, Problem, spelling_hint
 from ringtrain_operator.spec.job import QUEUE_LABEL
 from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.pod_schema import packaged_pod_spec_schema
 from ringtrain_operator.spec.reserved import LABELS
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER, training_container_index
 
@@ -37,31 +39,32 @@ _KINDS = ("labels", "annotations")
 
 @dataclass(frozen=True)
 class Converted:
-    """A manifest, and in `notes` information for the user, one sentence each."""
+    """A converted manifest. `notes`: differences that the user should know, one sentence each. `others`: objects that
+    the original operator creates for such a job."""
 
     manifest: dict[str, Any]
     notes: tuple[str, ...]
+    others: tuple[dict[str, Any], ...] = ()
 
 
 def converted_manifest(spec: dict[str, Any], *metadata: Mapping[str, Any], notes: list[str]) -> Converted:
-    """Return the job with this `spec` and the metadata that `_carried_metadata` copies. Raises Invalid."""
+    """Return the job with this `spec` and the user's metadata of the objects in `metadata`. Raises Invalid."""
     carried = _carried_metadata(*metadata, notes=notes)
     _leave_suspension_to_queue(spec, carried, notes)
     manifest = {"apiVersion": API_VERSION, "kind": KIND, "metadata": carried, "spec": spec}
     parse_job(manifest)
-    return Converted(manifest, tuple(notes))
+    return Converted(manifest, tuple(dict.fromkeys(notes)))
 
 
 def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where: str) -> Iterator[str]:
-    """Yield a note for each field of `section` that is not in `known`; `where`: the object, for the note."""
+    """Yield a note for each field of `section` that is not in `known`. `where`: part of the note's text."""
     for name in sorted(set(section) - known):
         hint = spelling_hint(name, sorted(known))
         yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
 
 
 def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
-    """Return name, namespace, labels and annotations of the first of `metadata`, with additional labels and annotations
-    of the others. Marks of other tools are omitted and added to `notes`."""
+    """Return name and namespace of the first object, and labels and annotations that users set on any object."""
     made = {key: metadata[0][key] for key in ("name", "generateName", "namespace") if metadata[0].get(key)}
     for kind in _KINDS:
         if found := _carried_fields(kind, metadata, _OWNERS, "metadata", notes):
@@ -72,8 +75,7 @@ def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[st
 def carried_template(
     template: Mapping[str, Any], *outer: Mapping[str, Any], path: str, notes: list[str]
 ) -> dict[str, Any]:
-    """Return a copy of a pod template with the labels and annotations of its enclosing objects, and without fields that
-    only an operator sets."""
+    """Return a copy of a template with labels and annotations of `outer`, without restartPolicy or unknown fields."""
     made: dict[str, Any] = copy.deepcopy(dict(template))
     own = made.get("metadata") or {}
     for kind in _KINDS:
@@ -81,13 +83,29 @@ def carried_template(
         if found or own.get(kind):
             made["metadata"] = {**(made.get("metadata") or {}), kind: found}
     made["spec"].pop("restartPolicy", None)
+    _drop_unknown_fields(made, path, notes)
     return made
 
 
+def _drop_unknown_fields(template: dict[str, Any], path: str, notes: list[str]) -> None:
+    """Remove fields that Kubernetes does not know from `template` in place, and append a line for each to `notes`.
+
+    An API server drops such fields from jobs of other operators, too.
+    """
+    for problem in packaged_pod_spec_schema().problems(template, ""):
+        if problem.message.startswith("is not a field here"):
+            *way, last = re.findall(r"[^.\[\]]+", problem.path)
+            found: Any = template
+            for key in way:
+                found = found[int(key)] if isinstance(found, list) else found[key]
+            if last in found:  # a name with a dot is not
+                del found[last]
+                hint = problem.message.partition("; ")[2]
+                notes.append(f"{path}{problem.path} is left out: no pod has this field; {hint}")
+
+
 def put_training_container_first(template: dict[str, Any], *names: str) -> dict[str, Any]:
-    """Move the training container of a pod template to the front, in place, and return it: the one that the pod's
-    annotation names, else the first of `names`, else the operator's choice. If the operator would choose another, the
-    annotation is set."""
+    """Move the training container of a pod template to the front, in place, and return it."""
     pod, annotations = template["spec"], (template.get("metadata") or {}).get("annotations") or {}
     by_name = {str(one.get("name")): one for one in reversed(pod["containers"])}
     wanted = (name for name in (annotations.get(DEFAULT_CONTAINER), *names) if name in by_name)
@@ -100,8 +118,7 @@ def put_training_container_first(template: dict[str, Any], *names: str) -> dict[
 
 
 def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list[str]:
-    """Remove command and args from a container and return the words of the whole command. Raises Invalid if there are
-    only options of an entrypoint, which only the image contains."""
+    """Remove command and args from a container; return them as one list. Raises Invalid if they name no program."""
     command, arguments = container.pop("command", None) or [], container.pop("args", None) or []
     if not command and (not arguments or arguments[0].startswith("-")):
         problem = "is missing; the image's entrypoint cannot be seen from here: write it out"
@@ -112,12 +129,11 @@ def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list
 
 
 def _leave_suspension_to_queue(spec: dict[str, Any], metadata: Mapping[str, Any], notes: list[str]) -> None:
-    """Remove `suspend: true` from a job (in place) that waits in a queue of Kueue: there Kueue sets and removes it;
-    here it is the user's."""
+    """Remove `suspend: true`, in place, from a job in a queue of Kueue, because Kueue has set it."""
     if (metadata.get("labels") or {}).get(QUEUE_LABEL) and spec["runPolicy"].pop("suspend", False):
         notes.append(
-            f"suspend: true is left out beside the label {QUEUE_LABEL}: a job waits in its queue without it, and "
-            "with it for you"
+            f"suspend: true is left out because of the label {QUEUE_LABEL}: with it, a job does not enter its "
+            "queue until you resume it"
         )
 
 

@@ -1,10 +1,9 @@
-"""Conversion of kubeflow's MPIJob (v2beta1, and v1) to a DistributedTrainingJob, with notes on every difference.
+"""Converter of kubeflow's MPIJob (v2beta1 and v1), which notes every difference.
 
 docs/migrate-from-mpijob.md contains the same table.
 """
 
 import functools
-import itertools
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import PurePosixPath
@@ -18,16 +17,41 @@ from ringtrain_convert.metadata import (
     take_command,
     unknown_fields,
 )
+from ringtrain_convert.roles import command_text
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
-from ringtrain_operator.errors import Invalid, Problem, shown
+from ringtrain_operator.errors import Invalid, Problem, found_text, shown
+from ringtrain_operator.spec.pod_rules import quantity_value
 from ringtrain_operator.spec.template import shape_problems, template_devices
 
 _API_GROUP = "kubeflow.org/"
 _VERSIONS = (f"{_API_GROUP}v1", f"{_API_GROUP}v2beta1")
 _IMPLEMENTATIONS = ("OpenMPI", "MPICH", "Intel")
 _MPIRUNS = ("mpirun", "mpiexec", "orterun", "prterun")
+# A call of mpirun in a script, by its name or by its path. The launcher replaces both.
+_CALLED_MPIRUN = re.compile(rf"(?<![\w./}}-])(/[\w./+-]+/)?({'|'.join(_MPIRUNS)})\s")
 # Commands that identify the main container of a template, even if a sidecar precedes it.
 _STARTS = {"Launcher": re.compile(rf"\b({'|'.join(_MPIRUNS)}|horovodrun)\b"), "Worker": re.compile(r"\bsshd\b")}
+# mpirun's options before -np: without a value, with two, and with one.
+_VALUE = r"""[ \t]+(?:"[^"]*"|'[^']*'|[^\s'"]+)"""
+_FLAG = (
+    "(?:allow-run-as-root|tag-output|(?:no-?)?oversubscribe|report-bindings|pernode|[qvV]|verbose|quiet|prepend-rank)"
+)
+# Atomic, because the time of a search would otherwise double with each option of a command without -np.
+_OPTION = (
+    rf"(?>[ \t]+-{{1,2}}(?:{_FLAG}(?=\s)|(?:g?mca|prtemca|g?env){_VALUE}{_VALUE}"
+    rf"|(?!{_FLAG}\s)[\w-]+(?:=\S+|(?![ \t]+-){_VALUE})?))"
+)
+# A command with the number of ranks that it starts.
+RANKS = re.compile(rf"\b(?:{'|'.join(_MPIRUNS)}|horovodrun)\b(?:{_OPTION})*?[ \t]+(--?np?)[ =]+(\S+)")
+# Commands in a worker's script that do not affect ranks, because sshd starts each session with a new environment. Any
+# other command, and output to a file, may affect ranks.
+_OF_SSHD = re.compile(
+    r"#|.*(sshd|ssh-keygen)|(export|source|set|sleep|mkdir|trap|exec|wait|\.)\b"
+    r"|(echo|id|whoami|ls|cat|head|env|date|hostname|stat|true|nvidia-smi|command|if|then|else|fi|for|do|done|while|\[)(?!\S)"
+    r"(?!.*>\s*(?!/dev/null)[\w/.$~])"
+)
+# Volumes that mpi-operator adds to pods.
+_MOUNTED = {"mpi-job-config", "ssh-auth"}
 # Defaults of kubeflow's kinds that differ from ours; for kinds that restart without a limit, the same number of
 # attempts.
 BACKOFF_LIMIT = 6
@@ -49,7 +73,7 @@ _DROPPED = {
     "mainContainer": "the first container of a template is the main one",
 }
 _DROPPED_POLICY = {
-    "managedBy": "it names a controller of MPIJobs; set spec.managedBy if this job is to have one",
+    "managedBy": "it names a controller of the original kind; set spec.managedBy if this job is to have one",
     "schedulingPolicy": "what it means depends on the gang scheduler; set spec.scheduling (gang, queue, "
     "priorityClassName)",
 }
@@ -60,6 +84,7 @@ _COMMAND_NOTES = {
     r"(?<!\w)/\S*/ssh\b": "there is no sshd; ssh without a path runs a command on a worker by its agent",
     r"(?<!\S)--?(?:H|hosts?)[ =]\S*-worker-\d\S*": "workers have other names for mpirun, and are all in its hostfile: "
     "leave it out",
+    r"--?(?:hostfile|machinefile)[ =]+(?!\"?/etc/mpi/hostfile\b)\S+": "only hosts of /etc/mpi/hostfile are reached",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
 # Fields of kubeflow's runPolicy, and of a replica.
@@ -102,13 +127,13 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     """
     spec = obj.get("spec")
     if not isinstance(spec, Mapping):
-        raise Invalid([Problem("spec", f"must be a mapping, is {shown(spec)}")])
+        raise Invalid([Problem("spec", f"{found_text(spec)}; expected a mapping")])
     if not spec.get("mpiReplicaSpecs") and obj.get("apiVersion") not in _VERSIONS:  # v1alpha2 has it, too
         message = f"is {obj.get('apiVersion')}; expected {_API_GROUP}v1 or v2beta1, with spec.mpiReplicaSpecs"
         raise Invalid([Problem("apiVersion", message)])
     if problems := shape_problems(obj, "", _SHAPE):
         raise Invalid(problems)
-    notes = ["the image stays as it is: the operator brings the agent, and neither sshd nor keys are needed"]
+    notes = ["the image is not changed: the operator adds the agent to the pods, and neither sshd nor keys are needed"]
     worker, launcher = _mpijob_replica(obj, "Worker"), _mpijob_replica(obj, "Launcher")
     all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
     made = {
@@ -125,7 +150,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
             "spec.runLauncherAsWorker is left out: a launcher never gets devices, so its ranks are those of one "
             "more worker, with the worker's template"
         )
-    notes += _size_notes(made)
+    notes += [*_size_notes(made), *_names_of_workers(obj, made)]
     notes += [f"spec.{name} is left out: {why}" for name, why in _DROPPED.items() if name in spec]
     for role, replica in (("Launcher", launcher), ("Worker", worker)):
         if replica.get("restartPolicy") not in (None, "Never"):
@@ -138,21 +163,22 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
 
 
 def _unknown_mpijob_fields(obj: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each field that an MPIJob does not have."""
+    """Yield a note for each field of the manifest that MPIJobs do not have."""
     for path, known in _KNOWN.items():
         section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
         yield from unknown_fields(path, section, known, "of an MPIJob")
 
 
 def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
-    """Return labels of mpi-operator's pods (defaultLabels in pkg/controller/mpi_job_controller.go)."""
+    """Return the labels that mpi-operator gives to pods (defaultLabels in mpi_job_controller.go)."""
     labels = {f"{TRAINING}operator-name": "mpi-operator", f"{TRAINING}job-role": role.lower()}
     name = (obj.get("metadata") or {}).get("name")
     return labels | ({f"{TRAINING}job-name": str(name)} if name else {})
 
 
 def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
-    """Return the role's entry of mpiReplicaSpecs, with the pods' labels added. Raises Invalid."""
+    """Return the entry of mpiReplicaSpecs for a role, and its pods' labels in `labels`. Raises Invalid if it is missing
+    or invalid."""
     replica = (obj["spec"].get("mpiReplicaSpecs") or {}).get(role)
     path = f"spec.mpiReplicaSpecs.{role}"
     if replica is None:
@@ -167,14 +193,21 @@ def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
 
 
 def whole_field(value: object, path: str) -> int:
-    """Return `value` as a number; it may be quoted in YAML and in the API."""
+    """Return `value` as an integer; a string of digits is accepted, as in the API. Raises Invalid for any other
+    value."""
     if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
         raise Invalid([Problem(path, f"is {shown(value)}, expected a whole number")])
     return int(str(value))
 
 
+def whole_amount(value: object, path: str) -> int:
+    """Return an amount of devices, such as 8 or 1k, as an integer. Raises Invalid for any other value."""
+    amount = quantity_value(value)
+    return whole_field(value if amount is None or amount % 1 else int(amount), path)
+
+
 def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
-    """Return the number, or 1 if it is absent. 0 is invalid in a job."""
+    """Return the integer in the field `name` of `section`; 1 if the field is absent."""
     value = section.get(name)
     return 1 if value is None else whole_field(value, f"{path}.{name}")
 
@@ -193,12 +226,23 @@ def _converted_mpijob_worker(
 ) -> dict[str, Any]:
     template = _converted_mpijob_template("Worker", replica, spec, notes)
     main = template["spec"]["containers"][0]
-    for field in ("command", "args"):
-        if field in main:
-            notes.append(f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd")
+    drop_worker_command(main, notes)
     devices = take_devices(main)
     replicas = more + _whole_or_1(replica, "replicas", "spec.mpiReplicaSpecs.Worker")
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
+
+
+def drop_worker_command(main: dict[str, Any], notes: list[str]) -> None:
+    """Remove the command of a worker's container, which starts sshd, in place. Add a note about other commands of its
+    script."""
+    words = [*(main.get("command") or ()), *(main.get("args") or ())]
+    for field in ("command", "args"):
+        if field in main:
+            notes.append(f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd")
+    script = words[2] if len(words) > 2 and words[1].endswith("c") else ""
+    commands = (one.strip() for one in re.split(r"[;\n]|&&|\|\|", script.replace("\\\n", " ")))
+    if other := next((one for one in commands if one and not _OF_SSHD.match(one)), ""):
+        notes.append(f"the worker's script has {other!r}: if ranks need it, write it in front of mpirun's program")
 
 
 def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:
@@ -214,11 +258,10 @@ def _launcher_template(replica: Mapping[str, Any], spec: Mapping[str, Any], note
 
 
 def command_notes(command: list[str]) -> list[str]:
-    """Return notes on words of a launcher's command that do not work here."""
-    notes = []
-    if PurePosixPath(command[0]).name not in _MPIRUNS:
+    """Return notes about parts of a launcher's command that do not work with this operator."""
+    notes, text = [], " ".join(command)
+    if PurePosixPath(command[0]).name not in _MPIRUNS and not _CALLED_MPIRUN.search(text):
         notes.append(f"the launcher runs {command[0]}, which must call the mpirun that it finds in PATH")
-    text = " ".join(command)
     for pattern, why in _COMMAND_NOTES.items():
         if found := re.search(pattern, text):
             notes.append(f"the launcher's command has {found[0]}: {why}")
@@ -226,31 +269,42 @@ def command_notes(command: list[str]) -> list[str]:
 
 
 def _size_notes(made: Mapping[str, Any]) -> list[str]:
-    """Return a note if the launcher's command has another number of ranks than the job."""
+    """Return a note if the launcher's command starts another number of ranks than the job with spec `made` has."""
     main = made["launcher"]["template"]["spec"]["containers"][0]
-    command = [*main["command"], *(main.get("args") or [])]
     pods = made["worker"]["replicas"] + int(made["mpi"].get("runLauncherAsWorker", False))
     size = pods * made["slotsPerWorker"]
-    for option, value in itertools.pairwise(command):
-        # The first one is mpirun's, unless mpirun has none and the program has an option of the same name: only a note.
-        if option in ("-n", "-np", "--n", "--np") and value.isdecimal():
-            if int(value) == size:
-                return []
-            return [
-                f"the launcher's command starts {value} ranks ({option}), the job has {size}: make them equal, or "
-                f"leave {option} out"
-            ]
-    return []
+    found = RANKS.search(command_text(main).replace("\\\n", " "))
+    if not found or not found[2].isdecimal() or int(found[2]) == size:
+        return []
+    return [
+        f"the launcher's command starts {found[2]} ranks ({found[1]}), the job has {size}: make them equal, or "
+        f"leave {found[1]} out"
+    ]
+
+
+def _names_of_workers(obj: Mapping[str, Any], made: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a note for each worker's host name in a command or variable that does not resolve in the converted job.
+
+    `made`: spec of the converted job.
+    """
+    job = str((obj.get("metadata") or {}).get("name") or "")
+    mains = (made[section]["template"]["spec"]["containers"][0] for section in ("launcher", "worker"))
+    text = str([[main.get(field) for field in ("command", "args", "env")] for main in mains])
+    names = re.findall(rf"(?:(?<=//)|(?<![\w./-]))({re.escape(job)}-worker-\d+)((?:\.[\w-]+)*)", text) if job else []
+    for name, domain in sorted(set(names)):
+        if domain != f".{job}":
+            yield f"{name}{domain} in the command or env does not resolve here: write {name}.{job}"
 
 
 def _converted_mpijob_template(
     role: str, replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str]
 ) -> dict[str, Any]:
-    """Return the pod template with the main container first, and without fields that the operator decides."""
+    """Return a role's pod template with its main container first, without fields that the operator sets."""
     path = f"spec.mpiReplicaSpecs.{role}.template"
     template = carried_template(replica["template"], path=path, notes=notes)
     add_source_labels(template, replica["labels"], path, notes)
     pod = template["spec"]
+    _drop_waiting_containers(pod, path, notes)
     name, first = spec.get("mainContainer"), pod["containers"][0]
     starting = (str(one.get("name")) for one in pod["containers"] if not name and _mpijob_starts(role, one))
     main = put_training_container_first(template, *([name] if name else starting))
@@ -260,9 +314,24 @@ def _converted_mpijob_template(
     return template
 
 
+def _drop_waiting_containers(pod: dict[str, Any], path: str, notes: list[str]) -> None:
+    """Remove init containers, in place, that mount only mpi-operator's volumes: they wait for workers."""
+    given = pod.get("initContainers") or []
+    for index, one in enumerate(given):
+        if mounted := {mount.get("name") for mount in one.get("volumeMounts") or ()} & _MOUNTED:
+            where = f"{path}.spec.initContainers[{index}]"
+            if any(mount.get("name") not in _MOUNTED for mount in one["volumeMounts"]):
+                message = f"mounts {' and '.join(sorted(mounted))} of mpi-operator, which no pod has here: leave it out"
+                raise Invalid([Problem(where, message)])
+            notes.append(f"{where} is left out: it mounts {' and '.join(sorted(mounted))} of mpi-operator")
+    left = [one for one in given if not {mount.get("name") for mount in one.get("volumeMounts") or ()} & _MOUNTED]
+    if left != given:
+        pod["initContainers"] = left
+
+
 def _mpijob_starts(role: str, container: Mapping[str, Any]) -> str:
-    """Return the command in the container that makes it the main one of this role; empty if there is none."""
-    found = _STARTS[role].search(" ".join([*(container.get("command") or []), *(container.get("args") or [])]))
+    """Return the program, such as mpirun or sshd, that makes `container` the main one of `role`; empty if none does."""
+    found = _STARTS[role].search(command_text(container))
     return found[0] if found else ""
 
 
@@ -273,7 +342,7 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
     for field in ("requests", "limits"):
         amounts = resources.get(field) or {}
         for name in [name for name in amounts if "/" in name and not name.startswith("hugepages-")]:
-            if amount := whole_field(amounts.pop(name), f"resources.{field}[{name}]"):
+            if amount := whole_amount(amounts.pop(name), f"resources.{field}[{name}]"):
                 devices[name] = amount
         if not amounts:
             resources.pop(field, None)
@@ -283,7 +352,7 @@ def take_devices(container: dict[str, Any]) -> dict[str, int]:
 
 
 def converted_run_policy(spec: Mapping[str, Any], backoff_limit: int, notes: list[str]) -> dict[str, Any]:
-    """Return our run policy for the run policy of kubeflow's `spec`, with `backoff_limit` as the default."""
+    """Return the run policy for the `runPolicy` of a kubeflow job. `backoff_limit`: default of this kind of job."""
     given = spec.get("runPolicy") or {}
     # v1 had this field outside the policy, too.
     made: dict[str, Any] = {"cleanPodPolicy": given.get("cleanPodPolicy") or spec.get("cleanPodPolicy") or "None"}

@@ -1,70 +1,100 @@
-"""One template for two roles whose pods differ in command, plain variables and volumes of the training container.
+"""Roles of a job whose pods become its workers: the pods of all roles have one template, apart from the first pod."""
 
-A shell starts the first role's command in rank 0, and the other role's command in the other ranks.
-"""
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
-from collections.abc import Mapping
-from typing import Any
+from ringtrain_operator.errors import Invalid, Problem
 
 Json = dict[str, Any]
 
 
-def unite_roles(first: Json, other: Json, names: tuple[str, str], notes: list[str]) -> None:
-    """Make two pod templates alike, in place, as far as the differences can be expressed in one; the training
-    containers are the first ones."""
-    united = []
-    mains = [template["spec"]["containers"][0] for template in (first, other)]
-    pods = [first["spec"], other["spec"]]
-    for holders, field, key in ((pods, "volumes", "name"), (mains, "volumeMounts", "mountPath")):
-        both = _united_lists(holders[0].get(field) or [], holders[1].get(field) or [], key)
-        if both is not None and any(both != (holder.get(field) or []) for holder in holders):
-            united.append(field)
-            for holder in holders:
-                holder[field] = both
-    commands = [[*(main.get("command") or []), *(main.get("args") or [])] for main in mains]
-    if all(main.get("command") for main in mains) and (variables := _own_variables(*mains)) is not None:
-        commands = [[*(["env", *own] if own else []), *words] for own, words in zip(variables, commands, strict=True)]
-        if commands[0] != commands[1]:
-            united += ["command or env"]
-            for main in mains:
-                main["command"] = _command_by_rank(*commands)
-                main.pop("args", None)
-    if united:
-        notes.append(
-            f"{' and '.join(names)} differ in {', '.join(united)}: all pods have the volumes of both, and a sh starts "
-            f"the {names[0]}'s command in rank 0"
-        )
+@dataclass(frozen=True)
+class Role:
+    """Pods of one template. `path`: path of the template's field. `retries`: backoffLimit of the template's Job.
+    `owner`: metadata of the object with the template."""
+
+    name: str
+    path: str
+    pods: int
+    template: Json
+    retries: int = 0
+    owner: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def text(self) -> str:
+        """Commands and arguments of all containers, one container a line."""
+        return "\n".join(map(command_text, self.template["spec"]["containers"]))
 
 
-def _united_lists(one: list[Json], two: list[Json], key: str) -> list[Json] | None:
-    """Return the entries of both; None if an entry with the same key differs."""
-    known = {entry.get(key): entry for entry in one}
-    if any(known.get(entry.get(key), entry) != entry for entry in two):
-        return None
-    return [*one, *(entry for entry in two if entry.get(key) not in known)]
+def command_text(container: Mapping[str, Any]) -> str:
+    """Return the words of a container's command and arguments, separated by spaces."""
+    return " ".join(map(str, (*(container.get("command") or ()), *(container.get("args") or ()))))
 
 
-def _own_variables(first: Json, other: Json) -> tuple[list[str], list[str]] | None:
-    """Remove variables that only one container has, or with another value, and return them as NAME=value; None, without
-    a change, if one of them has no plain value."""
-    lists = [container.get("env") or [] for container in (first, other)]
-    own = [[one for one in lists[index] if one not in lists[1 - index]] for index in (0, 1)]
-    if not all(_is_plain(one) for entries in own for one in entries):
-        return None
-    shared = [one for one in lists[0] if one in lists[1]]
-    for container in (first, other):
-        container.pop("env", None)
-        if shared:
-            container["env"] = shared
-    words = [[f"{one['name']}={one.get('value') or ''}" for one in entries] for entries in own]
-    return words[0], words[1]
+class ConvertedPod(NamedTuple):
+    """A converted pod template, without the devices of its training container, and the number of ranks of a pod."""
+
+    template: Json
+    devices: Mapping[str, int]
+    slots: int
 
 
-def _is_plain(variable: Mapping[str, Any]) -> bool:
-    return "valueFrom" not in variable and "$(" not in str(variable.get("value"))
+def worker_of_roles(
+    roles: Sequence[Role], convert: Callable[[Role, bool], ConvertedPod], notes: list[str]
+) -> tuple[Json, int]:
+    """Return spec.worker, and the number of ranks of a pod.
+
+    The first role may have another template if it has one pod and there are at most two roles. Its template becomes
+    rank0Template. Raises Invalid if roles differ in another way, or in devices or ranks per pod. `convert(role, alone)`
+    returns the converted pod of a role; `alone`: whether no other role gets this pod's template.
+    """
+    first, *others = roles
+    differing = list(dict.fromkeys(path for role in others for path in _role_differences(first, role)))
+    if differing and (len(others) > 1 or first.pods > 1):
+        several = "there are several" if first.pods > 1 else "only the first role may differ"
+        message = f"differs from {first.name}'s pods ({', '.join(differing[:3])}), and {several}; make them equal"
+        raise Invalid([Problem(roles[-1].path, message)])
+    last = roles[-1] if differing else first
+    made = convert(last, bool(differing) or not others)
+    worker: Json = {"replicas": sum(role.pods for role in roles)}
+    if made.devices:
+        worker["devices"] = dict(made.devices)
+    worker["template"] = made.template
+    if differing:
+        own = convert(first, True)
+        if (own.devices, own.slots) != (made.devices, made.slots):
+            message = (
+                f"has {_size_text(made)} in each pod, and {first.name}'s pod has {_size_text(own)}; all workers need "
+                "the same"
+            )
+            raise Invalid([Problem(last.path, message)])
+        worker["rank0Template"] = own.template
+        more = f" and {len(differing) - 4} other fields" if len(differing) > 5 else ""
+        text = ", ".join(differing[:4] if more else differing)
+        notes.append(f"{first.name} differs from {last.name} in {text}{more}: it has rank0Template")
+    if others:
+        names = " and ".join(role.name for role in roles)
+        notes.append(f"{names} are workers; ranks count from the {first.name}")
+    return worker, made.slots
 
 
-def _command_by_rank(first: list[str], other: list[str]) -> list[str]:
-    words = " ".join(f'"${{{number}}}"' for number in range(1, len(first) + 1))
-    text = f'if [ "$RANK" = 0 ]; then exec {words}; fi; shift {len(first)}; exec "$@"'
-    return ["sh", "-c", text, "sh", *first, *other]
+def _role_differences(one: Role, other: Role) -> Iterator[str]:
+    return _value_differences(one.template, other.template, "")
+
+
+def _value_differences(one: Any, other: Any, path: str) -> Iterator[str]:
+    """Yield the paths at which two values differ."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        for key in sorted({*one, *other}):
+            yield from _value_differences(one.get(key), other.get(key), f"{path}.{key}" if path else key)
+    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
+        for index, pair in enumerate(zip(one, other, strict=True)):
+            yield from _value_differences(*pair, f"{path}[{index}]")
+    elif (one or None) != (other or None):
+        yield path
+
+
+def _size_text(pod: ConvertedPod) -> str:
+    devices = " and ".join(f"{count} {name}" for name, count in sorted(pod.devices.items())) or "no devices"
+    return f"{devices} for {pod.slots} rank{'s' if pod.slots > 1 else ''}"

@@ -1,4 +1,4 @@
-"""A TrainJob's changes to its runtime: `runtimePatches`, and `podTemplateOverrides` of Trainer before 2.2.
+"""Changes of a TrainJob to its runtime: `runtimePatches`, and before Trainer 2.2 `podTemplateOverrides`.
 
 Trainer applies them by Kubernetes' strategic merge patch, one after the other, before spec.trainer (mergeRuntimePatches
 in pkg/runtime/core/trainingruntime.go).
@@ -50,7 +50,7 @@ def _patch_job(template: Json, name: str, patch: Mapping[str, Any], where: str) 
 
 
 def _merged_runtime_patch(value: Mapping[str, Any], patch: Mapping[str, Any]) -> Json:
-    """Return `value` with the fields of `patch` merged; null removes a field."""
+    """Return `value` with a strategic merge of `patch`, in which null removes a field."""
     made = dict(value)
     for name, new in patch.items():
         old = made.get(name)

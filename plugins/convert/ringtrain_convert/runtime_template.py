@@ -1,4 +1,4 @@
-"""Conversion of a Kubeflow Trainer runtime to a template, and reduction of converted TrainJobs to their additions."""
+"""Converter of a Kubeflow Trainer runtime to a template, and of its TrainJobs to jobs that name the template."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -7,7 +7,7 @@ from ringtrain_convert.metadata import Converted
 from ringtrain_convert.trainjob import GROUP, VERSION, convert_trainjob
 from ringtrain_operator.contract import API_VERSION
 from ringtrain_operator.errors import Invalid
-from ringtrain_operator.spec.job import CLUSTER
+from ringtrain_operator.spec.parts import CLUSTER
 from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_template import Template, merged_spec, read_template
 
@@ -21,7 +21,7 @@ _BY_NAME = ("env", "volumes", "volumeMounts")
 
 
 def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
-    """Return a template equivalent to the runtime. Raises Invalid, with paths of the runtime."""
+    """Convert a runtime to a template. Raises Invalid, with paths of the runtime."""
     made, trainer = _template_of_runtime_job(runtime)
     spec, meta = made.manifest["spec"], runtime.get("metadata") or {}
     del spec["worker"]["replicas"]
@@ -44,7 +44,7 @@ def convert_runtime(runtime: Mapping[str, Any]) -> Converted:
 
 
 def _counts_devices(runtime: Mapping[str, Any]) -> bool:
-    """Return whether jobs of the runtime have one rank per GPU in a pod and set the number themselves, as here."""
+    """Return whether the number of ranks follows from the GPUs of each job's pods, so that no template sets it."""
     policy = (runtime.get("spec") or {}).get("mlPolicy") or {}
     given = [(policy[source] or {}).get("numProcPerNode") for source in ("torch", "mpi") if source in policy]
     container = next(iter(_trainer_containers(runtime)), {})
@@ -58,8 +58,10 @@ def _trainer_containers(runtime: Mapping[str, Any]) -> Iterator[Mapping[str, Any
 
 
 def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Json]:
-    """Return the conversion of a TrainJob that only refers to its runtime, and the fields of its trainer that are
-    required."""
+    """Convert a TrainJob that only names `runtime`. Return the result, and the fields of the TrainJob's trainer.
+
+    These are fields that a TrainJob must set with this runtime.
+    """
     reference = {"kind": runtime["kind"], "name": (runtime.get("metadata") or {}).get("name")}
     trainer: Json = {}
     while True:
@@ -80,8 +82,10 @@ def _template_of_runtime_job(runtime: Mapping[str, Any]) -> tuple[Converted, Jso
 
 
 def beyond_template(manifest: Json, template: Template) -> Json | None:
-    """Return the job of `manifest` as one that refers to the template and adds the rest; None if the merge rules cannot
-    produce the same job."""
+    """Return the job reduced to the fields that it adds to its template.
+
+    Returns None if the template with these fields merged over it is not the same job.
+    """
     spec = {
         **_beyond_runtime_template(template.spec, manifest["spec"]),
         "templateRef": {"kind": template.kind, "name": template.name},
@@ -92,7 +96,7 @@ def beyond_template(manifest: Json, template: Template) -> Json | None:
 
 
 def _beyond_runtime_template(below: Mapping[str, Any], whole: Mapping[str, Any]) -> Json:
-    """Return the additions to `below` that result in `whole`."""
+    """Return the fields that must be merged over `below` to get `whole`."""
     found: Json = {key: None for key in below if key not in whole}
     for key, value in whole.items():
         under = below.get(key)
@@ -116,7 +120,7 @@ def _containers_beyond(below: list[Json], whole: list[Json]) -> list[Json]:
 
 
 def _fields_in_order(value: Any) -> Any:
-    """Return `value` with lists of named entries sorted by name."""
+    """Return `value` with lists of named entries in the order of their names, for a comparison."""
     if isinstance(value, Mapping):
         return {key: _fields_in_order(inner) for key, inner in value.items()}
     if not isinstance(value, list):

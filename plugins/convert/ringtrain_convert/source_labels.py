@@ -1,5 +1,4 @@
-"""Labels of the source's pods: labels that all pods share are copied, and references to an index label are replaced by
-ours."""
+"""Labels of the original operator's pods: common ones are copied, references to a pod's index are replaced."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,7 @@ _FIELD_PATH = re.compile(r"metadata\.(?:labels|annotations)\['([^']+)'\]")
 
 
 def add_source_labels(template: dict[str, Any], labels: Mapping[str, str], path: str, notes: list[str]) -> None:
-    """Add the `labels` of the source's pods to a pod template, and replace references to their index label, in place.
+    """Add `labels` of the original pods to a template and replace references to their index label, in place.
 
     References to other labels of the source are reported in `notes`.
     """
@@ -31,22 +30,23 @@ def add_source_labels(template: dict[str, Any], labels: Mapping[str, str], path:
 
 
 def _source_labels_in(value: Any) -> Iterator[str]:
-    """Yield labels of the source's operators to which a pod's spec refers by field or selector."""
-    for text in _texts_of(value):
+    """Yield the original operator's labels to which a pod's spec refers, by a field or a selector."""
+    for text in texts_of(value):
         found = _FIELD_PATH.fullmatch(text)
         name = found[1] if found else text
         if re.fullmatch(rf"(?:{TRAINING}|{JOBSET}|{_JOB})[\w.-]+", name):
             yield name
 
 
-def _texts_of(value: Any) -> Iterator[str]:
+def texts_of(value: Any) -> Iterator[str]:
+    """Yield all keys and strings in a value of a manifest."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield str(key)
-            yield from _texts_of(inner)
+            yield from texts_of(inner)
     elif isinstance(value, list):
         for inner in value:
-            yield from _texts_of(inner)
+            yield from texts_of(inner)
     elif isinstance(value, str):
         yield value
 

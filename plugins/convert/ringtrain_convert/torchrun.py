@@ -1,5 +1,4 @@
-"""Analysis of torchrun's command lines (program, ranks per node, variables), and variables of other operators, which
-are set from ours when a rank starts, because only the agent knows them."""
+"""Parser of torchrun's command lines, and variables of other operators that are set when a rank starts."""
 
 import re
 import shlex
@@ -33,7 +32,6 @@ _DEFAULT_PORT = 23456
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
 _LEFT_OUT = {
     "maxRestarts": "the whole gang starts again, runPolicy.backoffLimit times at most",
-    "metrics": "create a HorizontalPodAutoscaler for the job",
 }
 # Variables that the agent sets for a rank, and references to variables as Kubernetes expands them.
 AGENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
@@ -42,10 +40,9 @@ _REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")
 
 @dataclass(frozen=True)
 class Torchrun:
-    """Parsed torchrun command. `program`: command of each rank. `per_node`: --nproc-per-node, a number or auto, gpu,
-    cpu; empty: absent.
+    """A parsed torchrun command. `program`: each rank's command. `per_node`: value of --nproc-per-node, or empty.
 
-    `own`: torchrun's own words.
+    `own`: words before the program: torchrun and its options.
     """
 
     program: tuple[str, ...]
@@ -54,9 +51,9 @@ class Torchrun:
 
 
 def read_torchrun(command: Sequence[str]) -> Torchrun | None:
-    """Parse the command; None if it does not start with torchrun, directly or as a shell's single command.
+    """Parse a torchrun command. Returns None if neither the command nor the only command of its shell is one.
 
-    Also None if a shell does more than start torchrun: other commands, redirections, variables in the program's words.
+    Also returns None if a shell has other commands or redirections, or if the program's words contain variables.
     """
     words, masked = list(command), [""] * len(command)
     if len(words) == 3 and PurePosixPath(words[0]).name in _SHELLS and re.fullmatch("-[eux]*c", words[1]):
@@ -73,7 +70,7 @@ def read_torchrun(command: Sequence[str]) -> Torchrun | None:
 
 
 def _torchrun_starter(words: Sequence[str]) -> int:
-    """Return the number of words that call torchrun; 0 if they call another program."""
+    """Return how many words at the start call torchrun; 0 if they call another program."""
     if not words:
         return 0
     name = PurePosixPath(words[0]).name
@@ -86,7 +83,7 @@ def _torchrun_starter(words: Sequence[str]) -> int:
 
 
 def _rank_interpreter(starter: str) -> str:
-    """Return the Python for ranks, which is torchrun's own: its interpreter, or that of its folder."""
+    """Return the path of the Python interpreter for ranks, which is the one that runs torchrun."""
     path = PurePosixPath(starter)
     if _PYTHON.fullmatch(path.name):
         return starter
@@ -94,7 +91,8 @@ def _rank_interpreter(starter: str) -> str:
 
 
 def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str], str]:
-    """Return the number of torchrun's own words, the words before the program, and --nproc-per-node."""
+    """Return three values: the number of words before the program, the words that a rank's command needs before the
+    program (such as `python -u -m`), and the value of --nproc-per-node. `begun`: number of words that call torchrun."""
     used, program, per_node = begun, ["python", "-u"], ""
     while used < len(words) and words[used].startswith("-"):
         given, equals, value = words[used].partition("=")
@@ -117,7 +115,8 @@ def _torchrun_options(words: Sequence[str], begun: int) -> tuple[int, list[str],
 
 
 def _single_command(text: str) -> tuple[list[str], list[str]]:
-    """Return the words of a shell's single command, and the same without single-quoted text; empty for other text."""
+    """Return two lists with the words of a script's only command: complete, and with single-quoted text replaced by ''.
+    Both lists are empty if the script is not a single command."""
     text = text.replace("\\\n", " ")
     if "\n" in text.strip():
         return [], []
@@ -145,8 +144,7 @@ def _split_torchrun_command(text: str) -> list[str]:
 def torch_ranks(
     command: list[str], spec: Mapping[str, Any], devices: Mapping[str, int], notes: list[str]
 ) -> tuple[list[str], int]:
-    """Return the command of a rank of a PyTorchJob, and the number of ranks in a pod: torchrun's number if torchrun
-    starts the program and its number is known, else one."""
+    """Return the command of a PyTorchJob's rank, and the ranks per pod: torchrun's number, or 1 if it is unknown."""
     elastic = spec.get("elasticPolicy") or {}
     wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
     ranks, program = counted_torchrun(command, wanted, gpus_among(devices), notes)
@@ -163,8 +161,11 @@ def torch_ranks(
 
 
 def counted_torchrun(command: Sequence[str], wanted: str, gpus: int, notes: list[str]) -> tuple[int, list[str]]:
-    """Return the number of ranks that a torchrun command starts in a pod, and their program; 0 if the command is not
-    torchrun, or if torchrun must stay the pod's process. `wanted`: the number without --nproc-per-node."""
+    """Return how many ranks a torchrun command starts in a pod, and the command of a rank.
+
+    `wanted`: --nproc-per-node if the command does not set it. Returns (0, []) if `command` does not run torchrun, or if
+    torchrun must start the ranks.
+    """
     found = read_torchrun(command)
     if found is None:
         return 0, []
@@ -180,8 +181,7 @@ def counted_torchrun(command: Sequence[str], wanted: str, gpus: int, notes: list
 
 
 def elastic_section(spec: Mapping[str, Any], workers: int, notes: list[str]) -> dict[str, Any]:
-    """Return `elastic` of a job for the elasticPolicy of a PyTorchJob with this number of pods; empty if its size does
-    not change."""
+    """Return `spec.elastic` for the elasticPolicy of a PyTorchJob; empty if the job's size never changes."""
     policy, path = spec.get("elasticPolicy") or {}, "spec.elasticPolicy"
     names = [name for name in ("minReplicas", "maxReplicas") if policy.get(name) is not None]
     sizes = [whole_field(policy[name], f"{path}.{name}") for name in names]
@@ -196,9 +196,7 @@ def elastic_section(spec: Mapping[str, Any], workers: int, notes: list[str]) -> 
 
 
 def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Return the variables for each field of an elasticPolicy, through which a torchrun in a script finds its peers
-    (pytorch/elastic.go of the training operator). The host of c10d is a node of the job, here worker 0; another backend
-    is a service."""
+    """Return, by field of an elasticPolicy, the variables by which a torchrun in a script finds its peers."""
     backend = str(elastic.get("rdzvBackend") or "c10d")
     made = {"rdzvBackend": {"PET_RDZV_BACKEND": quoted_command_word(backend)}}
     if backend == "c10d" or not elastic.get("rdzvHost"):
@@ -216,9 +214,9 @@ def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str
 
 
 def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterator[str]:
-    """Yield one note for each reason for which fields of an elasticPolicy are not used."""
+    """Yield a note about fields of an elasticPolicy that are not used, one for each reason."""
     left: dict[str, list[str]] = {}
-    for name in sorted(set(elastic) - {*used, "minReplicas", "maxReplicas"}):
+    for name in sorted(set(elastic) - {*used, "minReplicas", "maxReplicas", "metrics"}):
         why = _LEFT_OUT.get(name, "the rendezvous is at worker 0, by MASTER_ADDR and MASTER_PORT")
         left.setdefault(why, []).append(name)
     for why, names in left.items():
@@ -226,22 +224,21 @@ def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterato
 
 
 def gpus_among(devices: Mapping[str, int]) -> int:
-    """Count the GPUs among a pod's devices, without network adapters, of which there may be more."""
+    """Return the number of GPUs among a pod's devices. Network adapters are devices, too, and do not count."""
     named = [count for name, count in devices.items() if "gpu" in name.lower()]
     # Parts of a GPU (nvidia.com/mig-1g.5gb) are GPUs to CUDA.
     return max(named or [count for name, count in devices.items() if name.startswith("nvidia.com/")], default=0)
 
 
 def torchrun_ranks(wanted: str, gpus: int) -> int:
-    """Return the number of ranks for torchrun's --nproc-per-node on a node with this number of `gpus`; 0 if only the
-    node knows it."""
+    """Return the number of ranks for --nproc-per-node `wanted` and a number of GPUs; 0 if only the node knows it."""
     if wanted.isdecimal():
         return int(wanted[:19])
     return gpus if wanted in ("auto", "gpu") else 0
 
 
 def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
-    """Return the command, started with `variables`, whose values a shell expands from the agent's variables.
+    """Return the command with `variables` set before it. A shell expands the agent's variables in their values.
 
     The shell also expands `$(NAME)` of these and of the agent's variables, which Kubernetes expands in the source.
     """
@@ -259,8 +256,7 @@ def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str]
 
 
 def _expanded_word(word: str, variables: Collection[str]) -> str:
-    """Return the word for use between double quotes, with each `$(NAME)` as `${NAME}`; empty if it refers to no
-    variable, or to a variable that is not known."""
+    """Return the word for a shell's double quotes; empty if it refers to no variable or to an unknown one."""
     parts = _REFERENCE.split(word)
     names = parts[1::2]
     if not names or set(names) - {*AGENT, *variables}:
@@ -270,13 +266,12 @@ def _expanded_word(word: str, variables: Collection[str]) -> str:
 
 
 def quoted_command_word(value: object) -> str:
-    """Quote `value` for use between a shell's double quotes."""
+    """Return `value` escaped so that it can stand between a shell's double quotes."""
     return re.sub(r'([\\"$`])', r"\\\1", str(value))
 
 
 def expanded_by_kubernetes(container: Mapping[str, object], names: Sequence[str]) -> str:
-    """Return the first `$(NAME)` of `names` in a container, which Kubernetes would expand before the agent sets it;
-    empty if there is none."""
+    """Return the first `$(NAME)` in a container that Kubernetes would expand too early; empty if there is none."""
     text = str([container.get(field) for field in ("command", "args", "env")])
     found = re.search(rf"\$\(({'|'.join(map(re.escape, names))})\)", text)
     return found[0] if found else ""

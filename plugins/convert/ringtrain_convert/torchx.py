@@ -1,4 +1,4 @@
-"""A scheduler for TorchX: `torchx run -s ringtrain dist.ddp -j 2x4 --script train.py`.
+"""Scheduler for TorchX: `torchx run -s ringtrain dist.ddp -j 2x4 --script train.py`.
 
 An app of one role is one job; its replicas are workers. The agent starts every rank, with torchrun's variables: if a
 role's command is torchrun, the program behind it is run instead. TorchX finds the scheduler by an entry point.
@@ -46,26 +46,28 @@ _STATES = {
 
 
 def create_scheduler(session_name: str, **_: object) -> RingtrainScheduler:
-    """Return the scheduler. Called by TorchX."""
+    """Return a new scheduler. TorchX calls this function, which an entry point names."""
     return RingtrainScheduler(session_name)
 
 
 class RingtrainScheduler(Scheduler):
-    """TorchX scheduler whose apps are jobs; the id of one is NAMESPACE:NAME, or local:NAME."""
+    """TorchX scheduler that runs each app as a job. An app's id is NAMESPACE:NAME, or local:NAME."""
 
     def __init__(self, session_name: str) -> None:
         super().__init__("ringtrain", session_name)
         self._clients: dict[str, Client] = {}
 
     def close(self) -> None:
-        """Close connections; apps on this machine end."""
+        """Close the connections. Apps on this machine end."""
         for client in self._clients.values():
             client.close()
         self._clients.clear()
 
     def _run_opts(self) -> runopts:
         options = runopts()
-        options.add("namespace", type_=str, default="", help="namespace; default: the kubeconfig's")
+        options.add(
+            "namespace", type_=str, default="", help="namespace of the job; default: the namespace in the kubeconfig"
+        )
         options.add(
             "local", type_=bool, default=False, help="run on this machine; apps stop when torchx exits: use --wait"
         )
@@ -76,13 +78,13 @@ class RingtrainScheduler(Scheduler):
         return AppDryRunInfo((place, job_of(app)), lambda request: json.dumps(request[1], indent=2))
 
     def schedule(self, dryrun_info: AppDryRunInfo) -> str:
-        """Create the job; return the app's id."""
+        """Create the job of a TorchX app and return the app's id."""
         place, job = dryrun_info.request
         run = self._client(place).submit(job)
         return f"{LOCAL if place == LOCAL else run.namespace}:{run.name}"
 
     def describe(self, app_id: str) -> DescribeAppResponse | None:
-        """Return state, restarts, and the reason; None if there is no such job."""
+        """Return an app's state, restarts, and the reason for its state; None if its job does not exist."""
         run = self._run(app_id)
         try:
             snapshot = run.snapshot()
@@ -93,7 +95,7 @@ class RingtrainScheduler(Scheduler):
         return DescribeAppResponse(app_id=app_id, state=state, num_restarts=snapshot.status.restarts, msg=why)
 
     def list(self) -> list[ListAppResponse]:
-        """Return the jobs of the kubeconfig's namespace."""
+        """Return the apps of all jobs in the kubeconfig's namespace."""
         found = []
         for run in self._client("").list():
             with suppress(NotFound):  # deleted meanwhile
@@ -115,8 +117,7 @@ class RingtrainScheduler(Scheduler):
         should_tail: bool = False,
         streams: Stream | None = None,
     ) -> Iterable[str]:
-        """Return the lines of the ranks of worker `k`. Filters by time or stream are refused, because the log does not
-        separate them."""
+        """Return the log lines of the ranks of worker `k`. Raises ValueError for a filter by time or stream."""
         if since is not None or until is not None or streams not in (None, Stream.COMBINED):
             raise ValueError(
                 "ringtrain's logs mix stdout and stderr and have no timestamps; remove the time range and the stream"
@@ -138,7 +139,7 @@ class RingtrainScheduler(Scheduler):
 
 
 def job_of(app: AppDef) -> Json:
-    """Return the DistributedTrainingJob of an app. Raises Invalid for fields without a counterpart."""
+    """Return the DistributedTrainingJob for a TorchX app. Raises Invalid for fields that jobs do not have."""
     if len(app.roles) != 1:
         raise Invalid([Problem("roles", f"has {len(app.roles)}, expected one: its replicas are the workers")])
     name = unique_job_name(app.name)

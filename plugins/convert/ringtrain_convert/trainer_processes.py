@@ -1,4 +1,4 @@
-"""Processes of Kubeflow Trainer on a node, and their variables, by the source of a runtime's mlPolicy.
+"""Number and variables of the processes that Kubeflow Trainer starts on a node, by the runtime's mlPolicy.
 
 Based on pkg/runtime/framework/plugins of kubeflow/trainer: torch, jax, xgboost, plainml.
 """
@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ringtrain_convert.mpijob import whole_field
+from ringtrain_convert.mpijob import whole_amount, whole_field
 from ringtrain_convert.torchrun import (
     TORCHRUN,
     counted_torchrun,
@@ -35,21 +35,20 @@ _XGBOOST = {
 
 
 class Given(NamedTuple):
-    """A value, or None if it is not set, and the field of the value."""
+    """Value of a field, or None if it is not set, and the path of the field."""
 
     value: Any
     path: str
 
 
 def first_given(*places: Given) -> Given:
-    """Return the first that is given, else the last."""
+    """Return the first of `places` whose value is set; if none is set, the last of them."""
     return next((one for one in places if one.value), places[-1]._replace(value=None))
 
 
 @dataclass(frozen=True)
 class TrainJobNode:
-    """Nodes of a TrainJob. `wanted`: numProcPerNode. `resources`: resourcesPerNode, otherwise the resources of the
-    runtime's container."""
+    """Command, processes and resources of a TrainJob's node. `wanted`: numProcPerNode."""
 
     command: Sequence[str]
     wanted: Given
@@ -57,7 +56,8 @@ class TrainJobNode:
 
 
 def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
-    """Return the source of an mlPolicy without MPI; empty: plain. Raises Invalid for an unknown source."""
+    """Return the name of the mlPolicy's framework, such as torch; empty if it names none. Raises Invalid for an unknown
+    one."""
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
         if name not in SOURCES:
@@ -67,8 +67,8 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
 
 
 def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
-    """Return the command of a rank, and the number of ranks on a node: as many processes as Trainer, or its torchrun,
-    starts there. Raises Invalid for policies that are not supported."""
+    """Return a rank's command, and how many ranks Trainer (or its torchrun) starts on a node. Raises Invalid for a
+    command that is not supported."""
     tune = list(node.command[:2]) == ["tune", "run"] and source == "torch"
     if tune and all(word.startswith("-") or "=" in word for word in node.command[2:]):
         message = "is torchtune's without a recipe, which Trainer adds: write the whole command"
@@ -85,7 +85,7 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
     if source == "torch":
         given = {**TORCHRUN, "PET_NPROC_PER_NODE": wanted}
     if gpus > 1:
-        notes.append(f"one process runs on each node, as there, and has its {gpus} GPUs: slotsPerWorker is 1")
+        notes.append(f"one process runs on each node, as in Trainer, and has its {gpus} GPUs: slotsPerWorker is 1")
     command = give_torchrun_variables(node.command, given, notes)
     if name := expanded_by_kubernetes({"command": command}, list(given)):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
@@ -94,7 +94,10 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
 
 
 def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> int:
-    """Return the slots of a node of an MPI runtime: 1 in the runtime means one per GPU (plugins/mpi/mpi.go)."""
+    """Return how many ranks an MPI runtime starts on a node. `of_job`: numProcPerNode of the job, which has priority.
+
+    As in Trainer, numProcPerNode 1 in the runtime means one rank per GPU.
+    """
     of_runtime = mpi.pop("numProcPerNode", None)
     if of_job is not None:
         return whole_field(of_job, "spec.trainer.numProcPerNode")
@@ -103,19 +106,17 @@ def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> 
 
 
 def trainer_gpus(resources: Given) -> int:
-    """Count a node's GPUs: the GPUs in its requests, otherwise in its limits (GetNumGPUPerNode in
-    pkg/runtime/runtime.go)."""
+    """Return a node's number of GPUs: from its requests or, if these have no GPUs, from its limits, as in Trainer."""
     for kind in ("requests", "limits"):
         amounts = (resources.value.get(kind) or {}).items()
         path = f"{resources.path}.{kind}"
-        if found := gpus_among({name: whole_field(n, path) for name, n in amounts if "gpu" in name.lower()}):
+        if found := gpus_among({name: whole_amount(n, path) for name, n in amounts if "gpu" in name.lower()}):
             return found
     return 0
 
 
 def _trainer_processes(node: TrainJobNode) -> str:
-    """Return a node's number of processes (EnforceMLPolicy of Trainer 2.1 to 2.3), or `gpu` if only the node knows it;
-    cpu and gpu are words of 2.1."""
+    """Return a node's number of processes as in Trainer 2.1 to 2.3; `gpu` if only the node knows it."""
     word, gpus = str(node.wanted.value or "auto"), trainer_gpus(node.resources)
     if word.isdecimal():
         return word[:19]
@@ -129,7 +130,7 @@ def _trainer_processes(node: TrainJobNode) -> str:
 
 
 def _whole_trainer_cpus(resources: Given, kind: str) -> int:
-    """Return a quantity of CPUs, rounded up as Kubernetes does; 0 if there is none."""
+    """Return the CPUs in `resources[kind]`, rounded up to an integer as in Kubernetes; 0 without any."""
     amount = (resources.value.get(kind) or {}).get("cpu")
     text = str(amount or "0")
     try:

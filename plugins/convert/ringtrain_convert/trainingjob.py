@@ -1,11 +1,12 @@
-"""Conversion of PyTorchJob, TFJob, JAXJob and XGBoostJob (kubeflow.org/v1) to a DistributedTrainingJob.
+"""Converter of PyTorchJob, TFJob, JAXJob and XGBoostJob (kubeflow.org/v1).
 
 There every pod is one process, which finds its place in variables. docs/what-your-job-gets.md contains the table.
 """
 
 import json
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ringtrain_convert.metadata import (
@@ -17,7 +18,7 @@ from ringtrain_convert.metadata import (
     unknown_fields,
 )
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
-from ringtrain_convert.roles import unite_roles
+from ringtrain_convert.roles import ConvertedPod, Role, worker_of_roles
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
 from ringtrain_convert.torchrun import (
     TORCHRUN,
@@ -26,6 +27,7 @@ from ringtrain_convert.torchrun import (
     give_torchrun_variables,
     torch_ranks,
 )
+from ringtrain_operator.contract import API_VERSION, KIND
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
 
@@ -35,8 +37,7 @@ _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
 
 @dataclass(frozen=True)
 class _TrainingJobKind:
-    """Properties of a kind. `roles`: names of the roles, in the order of their ranks. `container`: the training
-    container. `given`: variables for the command, see `give_torchrun_variables`."""
+    """Properties of one kind of job. `roles`: in the order of ranks. `container`: name of the training container."""
 
     replicas: str
     container: str
@@ -91,44 +92,54 @@ def is_trainingjob(obj: Mapping[str, Any]) -> bool:
 def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
     """Return a DistributedTrainingJob equivalent to `obj`.
 
-    Raises Invalid, with paths of `obj`, if it cannot be converted; or with paths of the result.
+    Raises Invalid, with paths of `obj`, if it cannot be converted; or with paths of the result if that is invalid.
     """
     kind, spec = _KINDS[obj["kind"]], obj.get("spec")
     if obj.get("apiVersion") != _VERSION:
         raise Invalid([Problem("apiVersion", f"is {obj.get('apiVersion')}, expected {_VERSION}")])
-    notes = ["the image stays as it is: the operator brings the agent", *kind.notes]
+    notes = ["the image is not changed: the operator adds the agent to the pods", *kind.notes]
     replicas = _trainingjob_replicas(obj, kind)
     assert isinstance(spec, Mapping)
-    workers, template = _trainingjob_gang(kind, replicas, notes)
-    roles = [role for role in kind.roles if role in replicas]
-    labels = _trainingjob_labels(obj, roles[0] if len(roles) == 1 else "")
-    add_source_labels(template, labels, f"spec.{kind.replicas}.{roles[0]}.template", notes)
-    main = template["spec"]["containers"][0]
-    devices = take_devices(main)
-    path = f"spec.{kind.replicas}.{next(iter(replicas))}.template.spec.containers[0]"
-    command = take_command(main, path, notes)
-    slots = 1
-    if obj["kind"] == "PyTorchJob":
-        command, slots = torch_ranks(command, spec, devices, notes)
-    main["command"] = give_torchrun_variables(command, kind.given, notes)
-    if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *kind.given]):
-        message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
-        raise Invalid([Problem(path, message)])
-    notes += _names_of_services(obj, main)
+    worker, slots = worker_of_roles(
+        _trainingjob_roles(kind, replicas, notes),
+        lambda role, alone: _trainingjob_pod(obj, role, role.name if alone else "", notes),
+        notes,
+    )
     made = {
         "agent": "Inject",
         "slotsPerWorker": slots,
-        "worker": {"replicas": workers, **({"devices": devices} if devices else {}), "template": template},
+        "worker": worker,
         **_trainingjob_evaluator(obj, replicas, kind, notes),
-        **(elastic_section(spec, workers, notes) if obj["kind"] == "PyTorchJob" else {}),
+        **(elastic_section(spec, worker["replicas"], notes) if obj["kind"] == "PyTorchJob" else {}),
         "runPolicy": _trainingjob_run_policy(spec, replicas, kind, notes),
     }
-    notes += [*_tensorflow_notes(spec, workers), *_unknown_trainingjob_fields(spec, kind)]
-    return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
+    notes += [*_success_notes(spec, replicas, worker["replicas"]), *_unknown_trainingjob_fields(spec, kind)]
+    autoscaler = _autoscaler(obj, made.get("elastic") or {}, notes)
+    return replace(converted_manifest(made, obj.get("metadata") or {}, notes=notes), others=autoscaler)
+
+
+def _autoscaler(obj: Mapping[str, Any], elastic: Mapping[str, Any], notes: list[str]) -> tuple[dict[str, Any], ...]:
+    """Return the HorizontalPodAutoscaler that the training operator creates for metrics in an elasticPolicy."""
+    metrics, metadata = (obj["spec"].get("elasticPolicy") or {}).get("metrics"), obj.get("metadata") or {}
+    name, path = metadata.get("name"), "spec.elasticPolicy (metrics)"
+    if not metrics or not elastic:
+        notes += [f"{path} is left out: the number of workers never changes"] if metrics else []
+        return ()
+    if not name:
+        notes.append(f"{path} is left out: create a HorizontalPodAutoscaler for the job")
+        return ()
+    notes.append(f"{path} becomes a HorizontalPodAutoscaler, which remains when the job is deleted")
+    spec = {
+        "scaleTargetRef": {"apiVersion": API_VERSION, "kind": KIND, "name": name},
+        **{field: elastic[field] for field in ("minReplicas", "maxReplicas")},
+        "metrics": metrics,
+    }
+    own = {key: metadata[key] for key in ("name", "namespace") if metadata.get(key)}
+    return ({"apiVersion": "autoscaling/v2", "kind": "HorizontalPodAutoscaler", "metadata": own, "spec": spec},)
 
 
 def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dict[str, dict[str, Any]]:
-    """Return the replicas by role, in the order of ranks, without empty roles. Case is ignored in names of roles."""
+    """Return the job's replicas by role, in the order of ranks. Roles without replicas are left out."""
     replica = {"replicas": object, "template": {}}
     shape = {
         "metadata": {"name": str, "namespace": str, "labels": {}, "annotations": {}},
@@ -165,29 +176,36 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
 
 
-def _trainingjob_gang(
-    kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str]
-) -> tuple[int, dict[str, Any]]:
-    """Return the number of training pods, and the template of all of them. Raises Invalid if the roles' templates
-    differ."""
-    roles = [role for role in kind.roles if role in replicas]
-    templates = {role: _trainingjob_template(kind, role, replicas[role], notes) for role in roles}
-    first = templates[roles[0]]
-    if len(roles) == 2 and replicas[roles[0]]["replicas"] == 1:
-        unite_roles(first, templates[roles[1]], (roles[0], roles[1]), notes)
-    for role in roles[1:]:
-        differing = list(template_differences(first["spec"], templates[role]["spec"], "template.spec"))
-        if differing:
-            message = (
-                f"differs from {roles[0]}'s: {', '.join(differing)}; workers have one template here: make them "
-                "equal, and let the program tell rank 0 by RANK"
-            )
-            raise Invalid([Problem(f"spec.{kind.replicas}.{role}", message)])
-        if first.get("metadata") != templates[role].get("metadata"):
-            notes.append(f"spec.{kind.replicas}.{role}.template.metadata is left out where {roles[0]}'s differs")
-    if len(roles) > 1:
-        notes.append(f"{' and '.join(roles)} are workers of one template; ranks count from the {roles[0]}")
-    return sum(replicas[role]["replicas"] for role in roles), first
+def _trainingjob_roles(kind: _TrainingJobKind, replicas: Mapping[str, Any], notes: list[str]) -> list[Role]:
+    """Return the roles of ranks, with their training containers first."""
+    return [
+        Role(
+            role,
+            f"spec.{kind.replicas}.{role}.template",
+            replicas[role]["replicas"],
+            _trainingjob_template(kind, role, replicas[role], notes),
+        )
+        for role in kind.roles
+        if role in replicas
+    ]
+
+
+def _trainingjob_pod(obj: Mapping[str, Any], role: Role, label: str, notes: list[str]) -> ConvertedPod:
+    """Return a role's pod with the command of its ranks. `label`: name of the role in a label of the original pods;
+    empty if pods of several roles have this template."""
+    kind, template = _KINDS[obj["kind"]], role.template
+    add_source_labels(template, _trainingjob_labels(obj, label), role.path, notes)
+    main, path = template["spec"]["containers"][0], f"{role.path}.spec.containers[0]"
+    devices = take_devices(main)
+    command, slots = take_command(main, path, notes), 1
+    if obj["kind"] == "PyTorchJob":
+        command, slots = torch_ranks(command, obj["spec"], devices, notes)
+    main["command"] = give_torchrun_variables(command, kind.given, notes)
+    if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *kind.given]):
+        message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
+        raise Invalid([Problem(path, message)])
+    notes += _names_of_services(obj, main)
+    return ConvertedPod(template, devices, slots)
 
 
 def _trainingjob_template(
@@ -202,30 +220,29 @@ def _trainingjob_template(
     return template
 
 
-def template_differences(one: Any, other: Any, path: str) -> Iterator[str]:
-    """Yield the paths at which two templates differ."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        for key in sorted({*one, *other}):
-            yield from template_differences(one.get(key), other.get(key), f"{path}.{key}")
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for index, pair in enumerate(zip(one, other, strict=True)):
-            yield from template_differences(*pair, f"{path}[{index}]")
-    elif (one or None) != (other or None):
-        yield path
-
-
 def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each name of the source's services in the main container."""
+    """Yield a note for each name of a Service, such as JOB-master-0 or the pod's own, in the command or variables.
+
+    No pod of the converted job has such a name.
+    """
     name = (obj.get("metadata") or {}).get("name")
     text = json.dumps([main["command"], main.get("env")], default=str)
     for role in ("master", "worker", "chief", "ps"):
         if name and (service := f"{name}-{role}-") in text:
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
+    fields = {one.get("name"): (one.get("valueFrom") or {}).get("fieldRef") or {} for one in main.get("env") or ()}
+    names = [
+        "HOSTNAME",
+        "hostname",
+        *(name for name, field in fields.items() if field.get("fieldPath") == "metadata.name"),
+    ]
+    pattern = rf"--local[-_]addr[= ]\S*\b(?:{'|'.join(map(re.escape, names))})\b\S*"
+    if found := re.search(pattern, " ".join(main["command"])):
+        yield f"{found[0]} in the command: the name of a pod has no Service here; leave it out"
 
 
 def _trainingjob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
-    """Return labels of the source's pods (GenLabels in pkg/controller.v1/common); `role`: empty if pods have
-    several."""
+    """Return the labels that the training operator gives to pods. `role`: empty for several roles."""
     labels = {f"{TRAINING}operator-name": f"{str(obj['kind']).lower()}-controller"}
     if name := (obj.get("metadata") or {}).get("name"):
         labels[f"{TRAINING}job-name"] = str(name)
@@ -253,8 +270,7 @@ def _trainingjob_evaluator(
 def _trainingjob_run_policy(
     spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
 ) -> dict[str, Any]:
-    """Return the run policy: restarts in place become attempts of the gang; if no role restarts, neither does the
-    gang."""
+    """Return the run policy of the converted job. Restarts of single pods become restarts of the gang."""
     policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
     restarts = any(policy in _RETRIES_ITSELF for policy in policies.values())
     made = converted_run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
@@ -271,16 +287,18 @@ def _trainingjob_run_policy(
     return made
 
 
-def _tensorflow_notes(spec: Mapping[str, Any], workers: int) -> Iterator[str]:
+def _success_notes(spec: Mapping[str, Any], replicas: Mapping[str, Any], workers: int) -> Iterator[str]:
     if "tfReplicaSpecs" in spec and workers > 1 and spec.get("successPolicy") != "AllWorkers":
         yield "spec.successPolicy: the job succeeds when all ranks have, not with the chief alone"
+    elif "Master" in replicas and workers > 1:
+        yield "the job succeeds when all ranks have, not with the Master alone"
     if spec.get("enableDynamicWorker"):
         yield "spec.enableDynamicWorker is left out: TF_CONFIG has the whole cluster, and no sparseCluster"
 
 
 def _unknown_trainingjob_fields(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
-    """Yield a note for each field that the kind does not have."""
-    known = {"spec": {"runPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
+    """Yield a note for each field of the manifest that this kind of job does not have."""
+    known = {"spec": {"runPolicy", "cleanPodPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
     sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}
     for role, replica in (spec.get(kind.replicas) or {}).items():
         path = f"spec.{kind.replicas}.{role}"

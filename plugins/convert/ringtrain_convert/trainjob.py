@@ -1,4 +1,4 @@
-"""Conversion of Kubeflow Trainer's TrainJob (v1alpha1) and its runtime, with notes on every difference.
+"""Converter of Kubeflow Trainer's TrainJob (v1alpha1) and its runtime, which notes every difference.
 
 Fields are removed from a copy as they are read: the remaining ones are reported as left out.
 """
@@ -82,12 +82,12 @@ def is_trainjob(obj: Mapping[str, Any]) -> bool:
 
 
 def is_runtime(obj: Mapping[str, Any]) -> bool:
-    """Return whether `obj` is a runtime to which TrainJobs refer."""
+    """Return whether `obj` is a runtime of Kubeflow Trainer, to which TrainJobs refer."""
     return obj.get("kind") in RUNTIMES and str(obj.get("apiVersion", "")).startswith(f"{GROUP}/")
 
 
 def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
-    """Return kind and name of the runtime to which a TrainJob refers. Raises Invalid."""
+    """Return kind and name of the runtime to which a TrainJob refers. Raises Invalid for an invalid reference."""
     problems = shape_problems(obj, "", _SHAPE)
     reference = {} if problems else (obj.get("spec") or {}).get("runtimeRef") or {}
     kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
@@ -101,7 +101,7 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 
 @dataclass
 class _TrainJobReader:
-    """A TrainJob in conversion; fields are removed as they are read.
+    """A TrainJob and its runtime while they are converted. A field is removed when it is read.
 
     `notes`: messages for the user. `name`: name of the job, if it has one.
     """
@@ -112,7 +112,7 @@ class _TrainJobReader:
     notes: list[str] = field(default_factory=list)
 
     def leftovers(self) -> Iterator[str]:
-        """Yield a note for each field that was not read."""
+        """Yield a note for each field that the conversion has not read."""
         for root, value in (("spec", self.job), ("runtime.spec", self.runtime)):
             for path in _trainjob_paths(value, root):
                 why = next((text for start, text in _WHY.items() if path.startswith(start)), "")
@@ -172,7 +172,7 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     reader.job |= {"trainer": trainer} if trainer else {}
     left = {**policy, **({"mpi": mpi} if mpi else {})}
     reader.runtime |= {"mlPolicy": left} if any(_trainjob_paths(left, "")) else {}
-    image = "the image stays as it is: the operator brings the agent"
+    image = "the image is not changed: the operator adds the agent to the pods"
     reader.notes.insert(0, image + (", and neither sshd nor keys are needed" if mpi is not None else ""))
     return made
 
@@ -184,7 +184,7 @@ def _trainjob_mpi(
     jobs: list[dict[str, Any]],
     node: dict[str, Any],
 ) -> dict[str, Any]:
-    """Return backend, launcher and worker of an MPI runtime; `node`: the worker, changed in place."""
+    """Return backend, launcher and worker for an MPI runtime. `node`: the worker, which is changed in place."""
     made: dict[str, Any] = {"implementation": str(mpi.pop("mpiImplementation", None) or "OpenMPI")}
     container, devices = node["template"]["spec"]["containers"][0], node.get("devices")
     if mpi.pop("runLauncherAsNode", False):
@@ -208,7 +208,7 @@ def _trainjob_mpi(
 
 
 def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
-    """Return the runtime's replicated jobs; note jobs that run neither nodes nor mpirun as left out."""
+    """Return the runtime's replicated jobs. Add a note for each that runs neither nodes nor mpirun."""
     job_set = (reader.runtime.get("template") or {}).get("spec") or {}
     jobs = job_set.pop("replicatedJobs", None) or []
     for job in jobs:
@@ -225,11 +225,12 @@ def _trainjob_role(job: Mapping[str, Any]) -> str:
 
 
 def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader) -> dict[str, Any]:
-    """Return the pod template of the job with this role, its training container first."""
+    """Return the pod template of the runtime's job with this role, with the training container first."""
     path = "runtime.spec.template.spec.replicatedJobs"
     job = next((job for job in jobs if _trainjob_role(job) == role), None)
     if job is None:
-        raise Invalid([Problem(path, f"has no job {role!r}, whose pods would be the {role}'s")])
+        label = f" and none with the label {_STEP}: trainer" if role == _NODE else ""
+        raise Invalid([Problem(path, f"has no job {role!r}{label}, whose pods would be the {role}'s")])
     of_job = job["template"].get("metadata") or {}
     inner = job["template"].get("spec") or {}
     template: dict[str, Any] = inner.pop("template", None) or {}
@@ -251,7 +252,7 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
 
 
 def _lay_over_trainer(container: dict[str, Any], trainer: dict[str, Any]) -> None:
-    """Apply the TrainJob's settings to the training container; variables are merged by name."""
+    """Override fields of the training container by the TrainJob's `trainer`. Variables are merged by name."""
     for name in ("image", "command", "args"):
         if trainer.get(name) is not None:
             container[name] = trainer[name]
@@ -276,8 +277,7 @@ def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:
 
 
 def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]], role: str) -> dict[str, Any]:
-    """Return the run policy: retries of the Job of `role` (6 by default in Kubernetes), and of the JobSet, become
-    attempts of the gang."""
+    """Return the run policy of the converted job. Retries of a Job and a JobSet become restarts of the gang."""
     made: dict[str, Any] = {"cleanPodPolicy": "None"}
     for name in ("suspend", "activeDeadlineSeconds"):
         if (value := reader.job.pop(name, None)) is not None:
@@ -293,14 +293,14 @@ def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]]
     made["backoffLimit"] = (retries + 1) * (restarts + 1) - 1
     if made["backoffLimit"]:
         reader.notes.append(
-            f"a pod that fails starts the whole gang again, {made['backoffLimit']} times at most: there {retries} "
-            f"retries of a Job, {restarts} restarts of the JobSet"
+            f"a pod that fails starts the whole gang again, {made['backoffLimit']} times at most, in "
+            f"place of {retries} retries of a Job and {restarts} restarts of the JobSet"
         )
     return made
 
 
 def _trainjob_paths(value: Mapping[str, Any], root: str) -> Iterator[str]:
-    """Yield the paths of all set fields: mappings are followed, other values and lists are yielded as a whole."""
+    """Yield the paths of all fields that are set. A list is one field."""
     for key, inner in value.items():
         path = f"{root}.{key}"
         if isinstance(inner, Mapping):

@@ -1,4 +1,4 @@
-"""Jobs of other operators that cannot be converted, with the advice for each."""
+"""Kinds of jobs that cannot be converted, and what to do with each instead."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,11 +14,12 @@ _KINDS = {
     ("RayCluster", "ray.io/"): _RAY,
     ("MXJob", "kubeflow.org/"): _MXNET,
     ("PaddleJob", "kubeflow.org/"): _PADDLE,
+    ("TrainJob", "kubeflow.org/"): "Trainer's first version is not read: write trainer.kubeflow.org/v1alpha1",
 }
 
 
 def why_unsupported(obj: Mapping[str, Any]) -> str:
-    """Return the kind of the object and what to do instead; empty if the object is not a job of these kinds."""
+    """Return why this kind of job cannot be converted and what to do instead; empty for any other object."""
     version = str(obj.get("apiVersion"))
     for (kind, group), way_out in _KINDS.items():
         if obj.get("kind") == kind and version.startswith(group):

@@ -89,7 +89,6 @@ def client(tmp_path: Path) -> Iterator[ours.TrainerClient]:
     made.close()
 
 
-@pytest.mark.sampled
 def test_a_trainer_trains(client: ours.TrainerClient) -> None:
     """Started, waited for, read by node, listed, deleted."""
     env = {"COLOUR": "red"}
@@ -141,7 +140,6 @@ def test_a_job_that_is_deleted_meanwhile_is_not_listed(tmp_path: Path) -> None:
     client.close()
 
 
-@pytest.mark.sampled(one_in=3)
 def test_a_failure_ends_the_wait(client: ours.TrainerClient) -> None:
     """The error contains the reason, and is raised before the timeout."""
     name = client.train(trainer=ours.CustomTrainer(fails))
@@ -180,7 +178,6 @@ def torchx(folder: Path, *words: str) -> str:
     return done.stdout + done.stderr
 
 
-@pytest.mark.sampled
 def test_torchx_runs_an_app(tmp_path: Path) -> None:
     """dist.ddp on two workers of two ranks: torchrun is not started, its variables are there."""
     program = "import os, sys; print('hello', os.environ['RANK'], sys.argv[1:], flush=True)"

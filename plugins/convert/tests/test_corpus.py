@@ -1,7 +1,7 @@
 """Small manifests in the shapes of public ones: what `dtj convert` makes of them, or why it refuses.
 
 A case of corpus/*.yaml has `source`, and either `made` (values in the job's spec, by path; null: absent) or `refused`.
-`notes` and `refused`: words on stderr.
+`notes` and `refused`: words on stderr; `absent`: words that are not there.
 """
 
 from pathlib import Path
@@ -36,6 +36,7 @@ def test_manifest(case: dict[str, Any], tmp_path: Path) -> None:
     result = CliRunner().invoke(main, ["convert", "-", *nowhere], input=yaml.safe_dump_all(case["source"]))
     for words in case.get("notes", ()):
         assert words in result.stderr
+    assert not [words for words in case.get("absent", ()) if words in result.stderr]
     if "refused" in case:
         assert result.exit_code == 1
         assert case["refused"] in result.stderr

@@ -13,7 +13,9 @@ from support.source_rules import TRAINING_OPERATOR
 
 from ringtrain_client.cli.main import main
 from ringtrain_convert.trainingjob import convert_trainingjob
+from ringtrain_operator.contract import API_VERSION, KIND
 from ringtrain_operator.errors import Invalid
+from ringtrain_operator.spec.parse import parse_job
 
 # kubeflow/training-operator's pkg/apis/kubeflow.org/v1: default names of containers, and restart policies.
 CONTAINERS = {"PyTorchJob": "pytorch", "TFJob": "tensorflow", "JAXJob": "jax", "XGBoostJob": "xgboost"}
@@ -120,13 +122,16 @@ def test_where_a_scripts_torchrun_meets(backend: str) -> None:
 )
 def test_sizes_of_an_elastic_job(policy: dict[str, Any], elastic: dict[str, Any] | None, note: str) -> None:
     """Defaults are those of pytorch_defaults.go; all fields without a counterpart are in one note for each reason."""
-    more = {"rdzvHost": "h", "rdzvPort": 1, "rdzvId": "i", "rdzvConf": [], "metrics": [], "maxRestarts": 2}
+    more = {"rdzvHost": "h", "rdzvPort": 1, "rdzvId": "i", "rdzvConf": [], "metrics": [{}], "maxRestarts": 2}
     command = ["torchrun", "--nproc-per-node=1", "a.py"]
     converted = convert_trainingjob(job("PyTorchJob", {"Worker": 2}, command, elasticPolicy={**more, **policy}))
     assert converted.manifest["spec"].get("elastic") == elastic
     notes = [one for one in converted.notes if "elasticPolicy" in one]
     assert len(notes) == 3 + bool(note)
     assert any(note in one for one in notes)
+    target = {"apiVersion": API_VERSION, "kind": KIND, "name": "job"}
+    scaled = {"scaleTargetRef": target, "minReplicas": 1, "maxReplicas": 2, "metrics": [{}]}
+    assert [one["spec"] for one in converted.others] == [scaled] * bool(elastic)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +236,12 @@ def test_without_restarts_there_are_none() -> None:
 @pytest.mark.parametrize(
     ("path", "value", "expected"),
     [
-        ("Worker.template.spec.containers.0.image", "y:1", "template.spec.containers[0].image"),
-        ("Worker.template.spec.nodeSelector", {"a": "b"}, "differs from Master's: template.spec.nodeSelector"),
         ("Master.template.spec.containers.0.command", None, "template.spec.containers[0].command: is missing"),
         ("Master.template.spec.containers", [], "Master.template.spec.containers: is empty"),
         ("Master.replicas", "many", "Master.replicas: is 'many', expected a whole number"),
         ("PS", {}, "spec.pytorchReplicaSpecs.PS: is no role of a PyTorchJob, expected Master, Worker"),
     ],
-    ids=["image", "place", "command", "containers", "replicas", "role"],
+    ids=["command", "containers", "replicas", "role"],
 )
 def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected: str) -> None:
     """Errors contain the source's paths."""
@@ -254,46 +257,27 @@ def test_what_can_not_be_is_refused_by_field(path: str, value: object, expected:
 
 
 def test_roles_that_differ() -> None:
-    """Each rank runs its role's command with its role's variables, and all pods have the volumes of both."""
+    """Worker 0 has the Master's template and its label, and the others the Workers'; ranks have the same variables."""
     obj = job("PyTorchJob", {"Master": 1, "Worker": 2}, ["sh", "-c", 'env; echo "words=$*"', "sh"])
     for role, replica in obj["spec"]["pytorchReplicaSpecs"].items():
         [container] = replica["template"]["spec"]["containers"]
-        mount = {"name": role.lower(), "mountPath": f"/{role}"}
-        env = [{"name": "ROLE", "value": role}, {"name": "SAME", "value": "1"}]
-        container |= {"args": [role, "it's $HOME"], "volumeMounts": [mount], "env": env}
+        env = [{"name": "ROLE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
+        resources = {"limits": {"memory": "1Gi" if role == "Master" else "2Gi", "nvidia.com/gpu": 1}}
+        container |= {"args": [role], "image": role, "env": env, "resources": resources}
         replica["template"]["spec"]["volumes"] = [{"name": role.lower(), "emptyDir": {}}]
     converted = convert_trainingjob(obj)
-    main = main_container(converted.manifest)
+    parsed = parse_job(converted.manifest)
     for rank, role in enumerate(("Master", "Worker", "Worker")):
-        found = found_by(main["command"], rank, 3)
-        assert (found["words"], found["ROLE"]) == (f"{role} it's $HOME", role)
-        assert (found["PET_NODE_RANK"], found["PET_NNODES"]) == (str(rank), "3")
-    assert main["env"] == [{"name": "SAME", "value": "1"}]
-    assert [one["mountPath"] for one in main["volumeMounts"]] == ["/Master", "/Worker"]
-    assert [one["name"] for one in converted.manifest["spec"]["worker"]["template"]["spec"]["volumes"]] == [
-        "master",
-        "worker",
-    ]
-    assert any("Master and Worker differ in volumes, volumeMounts, command or env" in note for note in converted.notes)
-
-
-@pytest.mark.parametrize(
-    ("role", "field", "value"),
-    [
-        ("Worker", "volumeMounts", [{"name": "b", "mountPath": "/data"}]),
-        ("Worker", "env", [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]),
-        ("Master", "resources", {"limits": {"memory": "1Gi"}}),
-    ],
-)
-def test_roles_that_one_template_cannot_have(role: str, field: str, value: object) -> None:
-    """The message names what differs."""
-    obj = job("PyTorchJob", {"Master": 1, "Worker": 2})
-    for replica in obj["spec"]["pytorchReplicaSpecs"].values():
-        pod = replica["template"]["spec"]
-        pod["volumes"] = [{"name": name, "emptyDir": {}} for name in "ab"]
-        pod["containers"][0]["volumeMounts"] = [{"name": "a", "mountPath": "/data"}]
-    obj["spec"]["pytorchReplicaSpecs"][role]["template"]["spec"]["containers"][0][field] = value
-    assert f"differs from Master's: template.spec.containers[0].{field}" in refusal(obj)
+        template = parsed.spec.worker.template_of(rank)
+        [container] = template["spec"]["containers"]
+        found = found_by(container["command"], rank, 3)
+        assert (found["words"], found["PET_NODE_RANK"], found["PET_NNODES"]) == (role, str(rank), "3")
+        assert container["image"] == role
+        assert container["resources"] == {"limits": {"memory": "1Gi" if role == "Master" else "2Gi"}}
+        assert template["spec"]["volumes"] == [{"name": role.lower(), "emptyDir": {}}]
+        assert template["metadata"]["labels"]["training.kubeflow.org/replica-type"] == role.lower()
+    assert parsed.worker_devices == {"nvidia.com/gpu": 1}
+    assert any("Master differs from Worker in spec.containers[0].args" in note for note in converted.notes)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)

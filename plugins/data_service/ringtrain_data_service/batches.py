@@ -1,4 +1,4 @@
-"""Items of a stream: a rank's part of a step, with the arrays that data workers have loaded."""
+"""Values that a stream yields: one batch or one item, with the arrays that a data worker has loaded."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class LoadedBatch(Batch):
 
     @property
     def micro_batches(self) -> tuple[LoadedBatch, ...]:
-        """Parts as in `Batch.micro_batches`, each with its samples' part of every array, which has one entry per
-        sample."""
+        """Parts of `Batch.micro_batches`, each with its samples' entries of every array. Raises DataError for an array
+        without one entry per sample."""
         if self.passes == 1:
             return (self,)
         own = np.array_split(np.flatnonzero(self.mask), self.passes)
@@ -48,13 +48,13 @@ class LoadedBatch(Batch):
 
 
 def loaded(batch: Batch, arrays: Mapping[str, NDArray[Any]]) -> LoadedBatch:
-    """Return `batch` with its arrays."""
+    """Return `batch` with the loaded `arrays`."""
     return LoadedBatch(batch.indices, batch.mask, batch.weight, batch.consumed, batch.passes, arrays)
 
 
 @dataclass(frozen=True)
 class SplitBatch:
-    """One item of a split. `offset`: position after the item, from which reading continues."""
+    """One item of a split, which is a file that is read in order. `offset`: position in the file after the item."""
 
     uri: str
     offset: int

@@ -1,4 +1,4 @@
-"""Settings of data workers and of ranks that use them, read from the environment in one place each."""
+"""Settings of data workers and of the ranks that read from them, taken from environment variables."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from ringtrain.shared.settings import REQUIRED, Settings, address, choice, integ
 
 @dataclass(frozen=True, kw_only=True)
 class DataWorkerConfig(Settings):
-    """Settings of a data worker. `launcher_address`: if empty, it does not register."""
+    """Settings of a data worker. If `launcher_address` is empty, the worker does not register with a launcher."""
 
     index: int = integer(contract.ENV_DATA_INDEX, 0, low=0, high=100_000)
     kind: str = choice(contract.ENV_DATA_KIND, contract.DATA_KINDS, contract.DATA_KINDS[0])
@@ -29,12 +29,12 @@ class DataWorkerConfig(Settings):
 
     @property
     def heartbeat_s(self) -> float:
-        """Seconds between its messages to launcher and ranks, well below the silence after which it counts as lost."""
+        """Seconds between a data worker's heartbeats; several fit into the time after which it counts as lost."""
         return min(2.0, self.timeout_s / 16)
 
     @property
     def call_s(self) -> float:
-        """Deadline of one call to the launcher."""
+        """Deadline, in seconds, of one call to the launcher."""
         return max(1.0, self.timeout_s / 6)
 
 
@@ -42,15 +42,16 @@ def _members_file(env: EnvironmentVariables) -> Path:
     file = env.optional(contract.ENV_DATA_WORKERS_FILE)
     if file is None:
         raise ConfigurationError(
-            f"this process has no data workers: {contract.ENV_DATA_WORKERS_FILE} is not set. Start it with "
-            "`ringtrain run --data-workers N`, set spec.dataWorkers in the job, or name a file as in docs/contract.md"
+            f"this process has no data workers: {contract.ENV_DATA_WORKERS_FILE} is not set. "
+            "Start it with `ringtrain run --data-workers N`, set spec.dataWorkers in the job, or "
+            "set the variable to a file in the format that docs/contract.md describes"
         )
     return Path(file)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataStreamSettings(Settings):
-    """Settings of a rank that uses data workers. `stall_timeout_s`: seconds without input after which it fails."""
+    """Settings of a rank that uses data workers. `stall_timeout_s`: seconds without input until the rank fails."""
 
     members_file: Path = setting(lambda env, _: _members_file(env))
     secrets: Secrets = setting(lambda env, _: load_secrets(env))
@@ -65,5 +66,5 @@ class DataStreamSettings(Settings):
 
     @property
     def log_interval_s(self) -> float:
-        """Interval of log lines of a waiting rank."""
+        """Seconds between log lines of a rank that waits for input."""
         return min(30.0, self.stall_timeout_s / 2)

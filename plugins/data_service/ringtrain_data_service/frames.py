@@ -1,4 +1,4 @@
-"""Messages between a rank and a data worker on one gRPC stream, whose messages are bytes here.
+"""Encoding of requests and answers between a rank and a data worker as the messages of one gRPC stream.
 
 A rank sends requests: a JSON header, followed by the raw indices. A data worker sends answers: a message with a JSON
 header, then messages with the raw bytes of the arrays in the header. Nothing is unpickled.
@@ -28,8 +28,8 @@ Arrays = dict[str, NDArray[Any]]
 
 @dataclass(frozen=True)
 class DataWorkerRequest:
-    """One lease: the samples `indices`, or the items of a split from `offset` on. `key`: number assigned by the
-    rank."""
+    """Request for the samples `indices`, or for the next item of the split `uri` after `offset`. `key`: number that the
+    rank assigns, by which it matches the answer."""
 
     key: int
     function: str
@@ -45,7 +45,7 @@ class DataWorkerRequest:
 
     @staticmethod
     def decode(message: bytes) -> "DataWorkerRequest":
-        """Undo `encode`. Raises ValueError for an invalid request."""
+        """Return the request that `encode` wrote into `message`. Raises ValueError for an invalid message."""
         try:
             (length,) = _LENGTH.unpack_from(message)
             end = _LENGTH.size + length
@@ -55,10 +55,10 @@ class DataWorkerRequest:
                 int(head["key"]), str(head["function"]), indices, str(head["uri"]), int(head["offset"])
             )
         except (struct.error, KeyError, TypeError, UnicodeError) as error:
-            raise ValueError(f"not a request: {error}") from error
+            raise ValueError(f"the message is not a request: {error}") from error
 
     def describe(self) -> str:
-        """Return a description of the request for messages."""
+        """Return the requested indices, or the split and offset, as text for log lines and errors."""
         if self.uri:
             return f"split {self.uri} from offset {self.offset}"
         shown = ", ".join(map(str, self.indices[:_SHOWN]))
@@ -71,7 +71,7 @@ _SHOWN: Final = 16
 
 @dataclass(frozen=True)
 class BatchArrayHead:
-    """Description of one array of an answer. `dtype`: numpy's short name, or bfloat16."""
+    """Name, dtype and shape of one array of an answer. `dtype`: numpy's short name, or bfloat16."""
 
     name: str
     dtype: str
@@ -79,13 +79,13 @@ class BatchArrayHead:
 
     @property
     def nbytes(self) -> int:
-        """Number of bytes of the array's elements."""
+        """Size of the array in bytes."""
         return prod(self.shape) * dtype_of(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class DataWorkerAnswer:
-    """Answer of a data worker.
+    """Answer of a data worker to one request, or a message about the worker itself.
 
     `kind`: `hello` (the first answer; `slots`: number of loader processes), `alive`, `loaded` with `arrays`, `ended` (a
     split has no more items), `failed` (the user's function raised, or returned data that cannot be sent: `text`),
@@ -101,22 +101,22 @@ class DataWorkerAnswer:
     arrays: Arrays = field(default_factory=dict)
 
     def encode_head(self) -> bytes:
-        """Return the first message; the arrays' bytes follow it."""
+        """Return the answer without its arrays as JSON. The bytes of the arrays follow in further messages."""
         document = {name: getattr(self, name) for name in ("kind", "key", "text", "slots", "offset")}
         document["heads"] = [[head.name, head.dtype, list(head.shape)] for head in self.heads]
         return json.dumps(document).encode()
 
     @staticmethod
     def decode_head(message: bytes) -> "DataWorkerAnswer":
-        """Undo `encode_head`: return an answer whose arrays follow."""
+        """Return the answer that `encode_head` wrote into `message`, still without its arrays."""
         document = json.loads(message)
         heads = tuple(BatchArrayHead(name, dtype, tuple(shape)) for name, dtype, shape in document.pop("heads"))
         return DataWorkerAnswer(**document, heads=heads)
 
 
 def array_places(heads: tuple[BatchArrayHead, ...]) -> tuple[list[int], int]:
-    """Return the offset of each array's bytes after the head, aligned for every dtype, and the total number of
-    bytes."""
+    """Return the offset of each array in the block of all arrays' bytes, and the size of the block. Offsets are aligned
+    for every dtype."""
     begins, end = [], 0
     for head in heads:
         begin = -(-end // _ALIGNMENT) * _ALIGNMENT
@@ -145,10 +145,10 @@ def read_batch_answers(messages: Iterator[bytes]) -> Iterator[DataWorkerAnswer]:
 
 
 def array_heads(arrays: Mapping[str, NDArray[Any]]) -> tuple[BatchArrayHead, ...]:
-    """Return the descriptions of `arrays` for a header."""
+    """Return name, dtype and shape of each of `arrays`."""
     return tuple(BatchArrayHead(name, batch_travel_name(array.dtype), array.shape) for name, array in arrays.items())
 
 
 def batch_travel_name(dtype: np.dtype[Any]) -> str:
-    """Return the name under which `dtype` is sent."""
+    """Return the name of `dtype` in messages."""
     return "bfloat16" if dtype.name == "bfloat16" else dtype.str

@@ -1,4 +1,4 @@
-"""Assignment of a rank's requests to data workers. Pure: no clock, no thread, no network.
+"""Assignment of a rank's requests to data workers, as pure functions of events and times.
 
 A lease is a request that has not been answered. The rank stores its leases itself, and data workers have no state, so a
 lost data worker only costs the time to send the request to another one.
@@ -35,7 +35,8 @@ class _DataWorkerLeaseHolder:
 
 
 class DataWorkerLeases:
-    """Assignment of each request to one data worker, and to another one if the first is lost, or late by `again_s`.
+    """A rank's unanswered requests, each with its data worker. Requests of a lost or late (`again_s`) worker are
+    assigned to another one.
 
     A data worker has at most two requests for each of its loader processes. Every request is answered once: later
     answers are duplicates.
@@ -53,7 +54,7 @@ class DataWorkerLeases:
 
     @property
     def keys(self) -> frozenset[int]:
-        """Requests that are not answered."""
+        """Keys of the unanswered requests."""
         return frozenset(self._open)
 
     def add(self, key: int, near: Hashable = None) -> None:
@@ -65,12 +66,12 @@ class DataWorkerLeases:
         self._workers[worker] = _DataWorkerLeaseHolder(max(1, slots))
 
     def leave(self, worker: Hashable) -> list[int]:
-        """Remove a lost data worker; return the requests that no other data worker has."""
+        """Remove a lost data worker. Return the keys of its requests that no other data worker processes."""
         gone = self._workers.pop(worker, _DataWorkerLeaseHolder(1))
         return [key for key in sorted(gone.held) if self._release(worker, key)]
 
     def answered(self, key: int) -> bool:
-        """Record an answer; return False if the request was answered before, or does not exist."""
+        """Record the answer to request `key`. Return False for a duplicate answer or an unknown request."""
         lease = self._open.pop(key, None)
         if lease is None:
             return False
@@ -80,8 +81,8 @@ class DataWorkerLeases:
         return True
 
     def crashed(self, worker: Hashable, key: int) -> int:
-        """Record the crash of a loader process on a request, which may be assigned again. Return the request's number
-        of crashes, or 0 if it has been answered in the meantime."""
+        """Record that a loader process crashed on request `key`, so that `assign` may assign it again. Return how often
+        the request has crashed loaders, or 0 if it has been answered meanwhile."""
         if worker in self._workers:
             self._workers[worker].held.discard(key)
         if key not in self._open:
@@ -91,7 +92,7 @@ class DataWorkerLeases:
         return self._open[key].crashes
 
     def assign(self, now: float) -> list[tuple[Hashable, int]]:
-        """Return new assignments (data worker, request): unassigned requests first, in order, then late ones."""
+        """Assign requests: first unassigned ones in order, then late ones. Return new pairs (data worker, key)."""
         given = []
         free = [key for key, lease in self._open.items() if not lease.holders]
         late = [key for key, lease in self._open.items() if lease.holders and now - lease.assigned_at >= self._again_s]

@@ -1,4 +1,4 @@
-"""Loader process: `python -m ringtrain_data_service.loader FD`, a child process of a data worker.
+"""Loader process, a data worker's child that calls user functions: `python -m ringtrain_data_service.loader FD`.
 
 It imports the user's function, calls it, and returns the arrays in shared memory. It ends with the data worker. Its
 output is in the data worker's log.
@@ -29,18 +29,18 @@ _END: Final = object()
 
 
 class _BadLoaderResult(Exception):
-    """The user's function, or its result, violates the contract of a loader."""
+    """Error: the user's function cannot be called, or its result cannot be sent."""
 
 
 class DataWorkerLoader:
-    """Executor of the user's functions. `answer` never raises."""
+    """Caller of the user's functions. Its method `answer` never raises; errors become `failed` answers."""
 
     def __init__(self) -> None:
         self._functions: dict[str, Callable[..., Any]] = {}
         self._splits: OrderedDict[tuple[str, str], tuple[int, Iterator[Any]]] = OrderedDict()
 
     def answer(self, request: DataWorkerRequest) -> DataWorkerAnswer:
-        """Return the answer for the data worker: `loaded`, `ended` or `failed`."""
+        """Run the user's function for `request`; return a `loaded`, `ended` or `failed` answer."""
         try:
             function = self._function(request.function)
             if request.uri:
@@ -63,8 +63,8 @@ class DataWorkerLoader:
             if error.name != module_name.split(".")[0] and error.name != module_name:
                 raise
             raise _BadLoaderResult(
-                f'"{name}": there is no module {module_name} on the data worker, which looked in {os.getcwd()} '
-                "and PYTHONPATH; it needs the code that the ranks have"
+                f'"{name}": the data worker cannot find the module {module_name} in {os.getcwd()} or '
+                "in PYTHONPATH; give data workers the same code as ranks"
             ) from error
         found: Any = module
         for part in attribute.split("."):
@@ -92,7 +92,7 @@ class DataWorkerLoader:
 
 
 def _checked_batch(result: object, who: str) -> Arrays:
-    """Return `result` as arrays that can be sent. Raises _BadLoaderResult."""
+    """Return `result` as arrays. Raises _BadLoaderResult, with a message that starts with `who`, for other types."""
     if not isinstance(result, Mapping):
         raise _BadLoaderResult(f"{who} {kind_of(result)}; expected a dict of arrays by name")
     return {
@@ -103,7 +103,7 @@ def _checked_batch(result: object, who: str) -> Arrays:
 
 def _batch_array_name(name: object, who: str) -> str:
     if not isinstance(name, str):
-        raise _BadLoaderResult(f"{who} a dict with the key {name!r}; expected names (str)")
+        raise _BadLoaderResult(f"{who} a dict with the key {name!r}; expected strings as keys")
     return name
 
 
@@ -111,12 +111,12 @@ def _loaded_batch_array(value: object, where: str) -> Any:
     if not isinstance(value, np.ndarray | np.generic) and not hasattr(value, "__array__"):
         raise _BadLoaderResult(f"{where} is {kind_of(value)}; expected a numpy array (numpy.asarray makes one)")
     if isinstance(value, np.ma.MaskedArray):
-        raise _BadLoaderResult(f"{where} is a masked array; expected one without a mask, which is not sent (filled())")
+        raise _BadLoaderResult(f"{where} is a masked array, but masks are not sent; call its method filled()")
     array = np.asarray(value)
     if not is_made_of_its_name(array.dtype):
         raise _BadLoaderResult(
-            f"{where} is an array of dtype {array.dtype}; expected numbers, bool or fixed-length text: objects "
-            "are not sent, since that would take pickle"
+            f"{where} is an array of dtype {array.dtype}; expected numbers, bool or fixed-length "
+            "text: arrays of objects are not sent, because that needs pickle"
         )
     return np.asarray(array, order="C")
 
@@ -124,18 +124,19 @@ def _loaded_batch_array(value: object, where: str) -> Any:
 def _checked_batch_item(item: object, request: DataWorkerRequest) -> tuple[int, Arrays]:
     who = f'"{request.function}" yielded'
     if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], int | np.integer)):
-        raise _BadLoaderResult(f"{who} {kind_of(item)}; expected (offset to go on from, dict of arrays by name)")
+        raise _BadLoaderResult(
+            f"{who} {kind_of(item)}; expected a tuple (offset of the next read, dict of arrays by name)"
+        )
     offset = int(item[0])
     if offset <= request.offset:
         raise _BadLoaderResult(
-            f"{who} the offset {offset} after {request.offset} in {request.uri}; expected a larger one, so that "
-            "reading continues after it"
+            f"{who} the offset {offset} after offset {request.offset} in {request.uri}; expected a larger offset"
         )
     return offset, _checked_batch(item[1], f"{who} with offset {offset}")
 
 
 def _loader_error_text(name: str, error: BaseException) -> str:
-    """Return the user's error with its traceback, without the frames of this module."""
+    """Return `error` with its traceback as text, without the frames of this module. `name`: the user's function."""
     below: TracebackType | None = error.__traceback__
     while below is not None and below.tb_frame.f_code.co_filename == __file__:
         below = below.tb_next
@@ -145,7 +146,7 @@ def _loader_error_text(name: str, error: BaseException) -> str:
 
 
 def send_loaded_answer(sock: socket.socket, answer: DataWorkerAnswer) -> None:
-    """Send `answer` to the data worker: its head, and its arrays in a memory file."""
+    """Send `answer` over `sock`, with its arrays in a memory file whose descriptor is sent along."""
     begins, total = array_places(answer.heads)
     memory = os.memfd_create("ringtrain-batch", os.MFD_CLOEXEC)
     try:

@@ -1,4 +1,4 @@
-"""`ringtrain data-worker`: loader processes behind one port. It has no state that a rank would miss."""
+"""Server of `ringtrain data-worker`, which loads batches for ranks in child processes. The server stores nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _END_S: Final = 2.0
 
 
 class DataWorkerServer:
-    """Server for ranks. `port` 0: any free port."""
+    """Server from which ranks request batches. `port`: 0 takes any free port. `slots`: number of loader processes."""
 
     def __init__(
         self, port: int, secrets: Secrets, uid: str, *, slots: int, alive_s: float, environment: Mapping[str, str]
@@ -92,12 +92,13 @@ class DataWorkerServer:
 
 
 def main(environment: Mapping[str, str]) -> int:
-    """Run the data worker that the variables describe; return the exit code. Raises ConfigurationError."""
+    """Run a data worker with the settings in `environment`; return the exit code. Raises ConfigurationError if a
+    setting is invalid."""
     return run_data_worker(DataWorkerConfig.from_env(environment), environment)
 
 
 def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code. Raises PortTaken."""
+    """Serve ranks until SIGTERM or SIGINT; return the exit code. Raises PortTaken if `config.port` is in use."""
     asked = threading.Event()
     with ExitStack() as stack:
         stack.enter_context(signal_handler(lambda *_: asked.set(), signal.SIGTERM, signal.SIGINT))
@@ -110,7 +111,12 @@ def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) ->
             environment=environment,
         )
         stack.callback(server.close)
-        log.info("data worker %d: %d loader processes, port %d", config.index, config.slots, server.port)
+        log.info(
+            "data worker %d has started %d loader processes and listens on port %d",
+            config.index,
+            config.slots,
+            server.port,
+        )
         if config.launcher_address:
             announce_data_worker(config, _data_member(config, server.port), stack)
         asked.wait()
@@ -123,7 +129,7 @@ def announce_data_worker(
     stack: ExitStack,
     on_members: Callable[[str], None] = lambda _: None,
 ) -> None:
-    """Register the data worker with the job's launcher, also after a restart of the launcher, until `stack` is
+    """Register the data worker with the job's launcher, and again after each restart of the launcher, until `stack` is
     closed."""
     channel = dial(config.launcher_address, config.secrets, RpcPeer(contract.ROLE_LAUNCHER, config.uid))
     stack.callback(channel.close)

@@ -1,4 +1,4 @@
-"""Session of a rank: links to data workers, assignment and reassignment of requests, storage of answers.
+"""A rank's connections to data workers: sends requests, sends them again if a worker is lost, and stores answers.
 
 Each link has a thread and one stream for requests and answers.
 """
@@ -37,7 +37,7 @@ _JOIN_S: Final = 5.0
 
 
 class DataWorkerSession:
-    """Session with all data workers in the members file. `ask` and `take` are for one thread."""
+    """A rank's connections to all data workers in its members file. Call `ask` and `take` on one thread only."""
 
     def __init__(self, settings: DataStreamSettings) -> None:
         self._settings = settings
@@ -63,7 +63,7 @@ class DataWorkerSession:
             self._assign()
 
     def take(self, key: int) -> tuple[DataWorkerAnswer, DataWorkerLink]:
-        """Return the answer to request `key`, `loaded` or `ended`, and its link.
+        """Wait for the answer to request `key`; return it (`loaded` or `ended`) and the link that received it.
 
         Raises DataError if the user's function raised or crashed its process too often, or if there was no answer
         within the stall timeout. The time of this call counts as the rank's wait for input.
@@ -80,7 +80,7 @@ class DataWorkerSession:
         )
 
     def close(self) -> None:
-        """End all streams and threads; pending requests are dropped."""
+        """Close all streams, drop pending requests, and end the threads."""
         self._closed.set()
         with self._changed:
             links = list(self._links.values())
@@ -104,7 +104,7 @@ class DataWorkerSession:
             self._assign()
 
     def on_lost(self, link: DataWorkerLink, problem: str) -> None:
-        """Handle the end of a stream: reassign its requests."""
+        """Handle the end of the stream of `link`: assign its requests to other data workers."""
         with self._changed:
             self._forget(link, problem)
 
@@ -134,7 +134,7 @@ class DataWorkerSession:
         given_back = self._leases.leave(link)
         self._problem = f"data worker {link.member.index} at {link.member.address}: {problem}"
         if not self._closed.is_set():
-            log.info("%s; its requests (%d) go to others", self._problem, len(given_back))
+            log.info("%s; sending its %d requests to other data workers", self._problem, len(given_back))
         self._assign()
 
     def _watch(self) -> None:
@@ -157,8 +157,8 @@ class DataWorkerSession:
         return [link for link in self._links.values() if now - link.heard >= self._settings.lost_after_s]
 
     def _dial(self, now: float) -> None:
-        """Open a stream to each data worker in the file that does not have a stream yet. A data worker that is no
-        longer in the file is used as long as it answers: after a restart, the launcher may not know it yet."""
+        """Open a stream to each data worker in the members file, unless one is open. Workers that are missing in the
+        file stay in use while they answer: a restarted launcher may not list them yet."""
         self._dial_at = {member: at for member, at in self._dial_at.items() if member in self._known}
         for member in self._known:
             if member not in self._links and now >= self._dial_at.get(member, 0.0) and not self._closed.is_set():
@@ -170,9 +170,8 @@ class DataWorkerSession:
             now = time.monotonic()
             if now - began >= self._settings.stall_timeout_s:
                 raise DataError(
-                    f"rank {_data_stream_rank()}: no input for {now - began:.0f} s "
-                    f"({self._requests[key].describe()}): {self._situation()}. "
-                    "RINGTRAIN_STALL_TIMEOUT says how long to wait"
+                    f"rank {_data_stream_rank()}: no input for {now - began:.0f} s ({self._requests[key].describe()}): "
+                    f"{self._situation()}. RINGTRAIN_STALL_TIMEOUT sets this limit"
                 )
             if now >= say_at:
                 log.warning(
@@ -182,7 +181,7 @@ class DataWorkerSession:
             self._changed.wait(min(say_at - now, began + self._settings.stall_timeout_s - now))
 
     def _situation(self) -> str:
-        """Return a description of the available data workers for messages."""
+        """Return how many data workers can be reached, and the last problem, as text for messages."""
         problem = f" (last: {self._problem})" if self._problem else ""
         if not self._known and not self._leases.workers:
             return f"no data worker is registered in {self._settings.members_file}{problem}"
@@ -195,17 +194,18 @@ def _data_stream_rank() -> Any:
 
 
 class DataWorkerLinkEvents(Protocol):
-    """Callbacks for events on links, called on the links' threads."""
+    """Callbacks for events of a `DataWorkerLink`, which calls them on its own thread."""
 
     def on_answer(self, link: DataWorkerLink, answer: DataWorkerAnswer) -> None:
-        """Handle an answer of the data worker."""
+        """Handle `answer`, received on `link`."""
 
     def on_lost(self, link: DataWorkerLink, problem: str) -> None:
-        """Handle the end of the stream; called once, as the last callback."""
+        """Handle the end of the stream of `link`. This is the link's last callback. `problem`: the reason, for
+        messages."""
 
 
 class DataWorkerLink:
-    """One stream to the data worker `member`. It accepts requests after its `hello`."""
+    """Connection to the data worker `member`: one gRPC stream. It gets requests once the worker has sent `hello`."""
 
     def __init__(self, member: DataAddress, settings: DataStreamSettings, events: DataWorkerLinkEvents) -> None:
         self.member = member
@@ -224,7 +224,7 @@ class DataWorkerLink:
         self._requests.put(request.encode())
 
     def close(self) -> None:
-        """End the stream; messages in transit are dropped."""
+        """Close the stream; requests and answers in transit are dropped."""
         with self._lock:
             self._closed = True
             if self._call is not None:

@@ -1,4 +1,4 @@
-"""A data worker's side of its loader processes: queue of requests, and restart of a crashed loader."""
+"""Queue that feeds ranks' requests to the loader processes of a data worker, called slots."""
 
 import logging
 import os
@@ -28,13 +28,13 @@ _MOST_REQUESTS: Final = 4096
 
 @dataclass(frozen=True)
 class LoadedAnswer:
-    """An answer, and the memory file with the bytes of its arrays."""
+    """Answer of a loader process, and the file descriptor of the memory file with its arrays."""
 
     answer: DataWorkerAnswer
     memory: int | None = None
 
     def messages(self) -> Iterator[bytes]:
-        """Yield the head and the chunks for the stream."""
+        """Yield the messages to send: first the head, then the arrays' bytes in chunks."""
         yield self.answer.encode_head()
         _, total = array_places(self.answer.heads)
         for at in range(0, total if self.memory is not None else 0, CHUNK_BYTES):
@@ -48,7 +48,8 @@ class LoadedAnswer:
 
 
 class DataWorkerClient:
-    """One rank's stream: its requests, and answers to send. Guarded by the queue's lock."""
+    """Requests of one connected rank, and answers to send to it. The lock of `DataWorkerRequestQueue` guards this
+    object."""
 
     def __init__(self) -> None:
         self.requests: deque[DataWorkerRequest] = deque()
@@ -58,8 +59,8 @@ class DataWorkerClient:
 
 
 class DataWorkerRequestQueue:
-    """Requests of all ranks. Slots take them from the ranks in turn. Because a rank may read its answers slowly, each
-    rank is limited to the memory of two batches per slot."""
+    """Queue of all ranks' requests, from which loader processes ("slots") take a request of one rank after another.
+    Each rank may have two batches per slot in memory, because it may read its answers slowly."""
 
     def __init__(self, slots: int) -> None:
         self._limit = 2 * slots
@@ -69,14 +70,14 @@ class DataWorkerRequestQueue:
         self._closed = False
 
     def enter(self) -> DataWorkerClient:
-        """Add a rank that has opened a stream."""
+        """Add a rank that has opened a stream; return an object for its requests and answers."""
         client = DataWorkerClient()
         with self._changed:
             self._clients.append(client)
         return client
 
     def leave(self, client: DataWorkerClient) -> None:
-        """Remove a rank whose stream has ended, with its requests."""
+        """Remove a rank whose stream has ended, and drop its requests and answers."""
         with self._changed:
             if client.closed:
                 return
@@ -89,7 +90,7 @@ class DataWorkerRequestQueue:
             self._changed.notify_all()
 
     def ask(self, client: DataWorkerClient, request: DataWorkerRequest) -> bool:
-        """Queue a request; return False if the rank has too many, or has disconnected."""
+        """Queue a request. Return False if the rank has too many requests or has disconnected."""
         with self._changed:
             if client.closed or len(client.requests) >= _MOST_REQUESTS:
                 return False
@@ -98,7 +99,8 @@ class DataWorkerRequestQueue:
             return True
 
     def take(self, slot: int) -> tuple[DataWorkerClient, DataWorkerRequest] | None:
-        """Wait for the next request for `slot` and return it; None if the queue is closed."""
+        """Wait for the next request for loader process `slot`; return it with the rank's client, or None once the queue
+        is closed."""
         with self._changed:
             while not self._closed:
                 found = self._next(slot)
@@ -117,19 +119,19 @@ class DataWorkerRequestQueue:
             self._changed.notify_all()
 
     def next_answer(self, client: DataWorkerClient, timeout_s: float) -> LoadedAnswer | None:
-        """Return the next answer to send; None if no answer comes within `timeout_s`, or the stream has ended."""
+        """Wait for the next answer to send to `client`. Return None after `timeout_s`, or if the stream has ended."""
         with self._changed:
             self._changed.wait_for(lambda: client.answers or client.closed, timeout_s)
             return client.answers.popleft() if client.answers else None
 
     def sent(self, client: DataWorkerClient) -> None:
-        """Record a sent answer, whose memory is freed."""
+        """Record that an answer was sent to `client`, so that loader processes may take the client's next request."""
         with self._changed:
             client.under_way -= 1
             self._changed.notify_all()
 
     def close(self) -> None:
-        """End the slots."""
+        """Close the queue, which ends the loader processes."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -151,7 +153,7 @@ class DataWorkerRequestQueue:
 
 
 class DataWorkerSlot:
-    """One loader process, and the thread that feeds it. The process is restarted when it has ended."""
+    """One loader process, and the thread that sends it requests and restarts it for the next request if it has died."""
 
     def __init__(self, index: int, queue: DataWorkerRequestQueue, environment: Mapping[str, str]) -> None:
         self._index = index
@@ -164,7 +166,7 @@ class DataWorkerSlot:
         self._thread.start()
 
     def join(self, timeout_s: float) -> None:
-        """Wait for the thread after the queue is closed; kill a loader process that is still busy."""
+        """Wait until the thread ends, after the queue was closed; kill a loader process that is still busy."""
         self._thread.join(timeout_s)
         self._end()
 
@@ -202,7 +204,7 @@ class DataWorkerSlot:
         return loaded or LoadedAnswer(DataWorkerAnswer("crashed", request.key, self._exit_text()))
 
     def _receive(self, sock: socket.socket) -> LoadedAnswer | None:
-        """Return the answer of the loader process; None if it has ended."""
+        """Wait for the answer of the loader process; return None if the process has ended."""
         stopped_since: float | None = None
         poll = select.poll()
         poll.register(sock, select.POLLIN)
@@ -212,13 +214,14 @@ class DataWorkerSlot:
         return None if frame is None else LoadedAnswer(DataWorkerAnswer.decode_head(frame[0]), frame[1][0])
 
     def _stopped_since(self, since: float | None) -> float | None:
-        """Return when a signal stopped the process; None if it runs. Kill a process that was stopped for too long."""
+        """Return since when a signal (SIGSTOP) has stopped the loader process; None if it runs. Kill it after
+        `_STOPPED_S`."""
         assert self._process is not None
         if not is_stopped(self._process.pid):
             return None
         now = time.monotonic()
         if since is not None and now - since >= _STOPPED_S:
-            log.warning("loader process %d was stopped by a signal for %g s: it is killed", self._index, _STOPPED_S)
+            log.warning("killing loader process %d, which was stopped by a signal for %g s", self._index, _STOPPED_S)
             self._process.kill()
         return since or now
 

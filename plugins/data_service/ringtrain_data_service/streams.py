@@ -1,4 +1,4 @@
-"""Streams of batches that data workers load: in a fixed order, each once, even if data workers are lost."""
+"""Iterables over data that data workers load. Order and content do not change if a data worker is lost."""
 
 from __future__ import annotations
 
@@ -23,21 +23,23 @@ _MOST_PREFETCH: Final = 1024
 
 
 class PositionedShard(Protocol):
-    """Shard that counts used batches, like `ringtrain.elastic.shard`."""
+    """Interface of a shard that records how far training has read the epoch, like the result of
+    `ringtrain.elastic.shard`."""
 
     @property
     def worlds(self) -> int:
-        """Counter of worlds and positions from which an iteration cannot continue."""
+        """Counter that increases when a new world or a new position makes running iterations invalid."""
 
     def batches(self) -> Iterator[Batch]:
-        """Return the batches of the rest of the epoch, which may be read ahead."""
+        """Return the remaining batches of the epoch. Taking a batch does not change the position in the epoch; `used`
+        does."""
 
     def used(self, batch: Batch) -> None:
-        """Record that the loop has received `batch`."""
+        """Record that the training loop has received `batch`, which advances the position in the epoch."""
 
 
 class BatchStream:
-    """Iterable of `LoadedBatch`es in the order of the shard. Each iteration is a separate pass."""
+    """Iterable of loaded batches (`LoadedBatch`) in the order of the shard. Each `iter()` starts a separate pass."""
 
     def __init__(
         self, function: str, shard: Shard | PositionedShard, epoch: int | None, consumed: int, prefetch: int
@@ -56,8 +58,8 @@ class BatchStream:
         return self._load_positioned(self._shard)
 
     def _load_positioned(self, shard: PositionedShard) -> Generator[LoadedBatch, None, None]:
-        """Load batches of an elastic shard. Batches read ahead of a change of the world are dropped and loaded again
-        later."""
+        """Yield loaded batches of an elastic shard until its world changes. Batches read ahead by then are dropped; the
+        next pass loads them again."""
         begun = shard.worlds
         with closing(self._load(shard.batches())) as batches:
             for batch in batches:
@@ -83,7 +85,7 @@ class BatchStream:
 
 
 class SplitStream:
-    """Iterable of `SplitBatch`es of this rank's splits, up to `prefetch` splits in turn, one item of each."""
+    """Iterable over items of this rank's splits (files). Up to `prefetch` open splits yield one item each in turn."""
 
     def __init__(
         self,
@@ -138,7 +140,7 @@ def distribute(
     consumed: int = 0,
     prefetch: int = 8,
 ) -> BatchStream:
-    """Load this rank's batches on data workers: `for batch in distribute("my_data:load", shard, epoch=e)`.
+    """Return this rank's batches, loaded by data workers: `for batch in distribute("my_data:load", shard, epoch=e)`.
 
     `function`: `module:function`, imported in the loader processes of data workers. It is called with the indices of a
     batch, an int64 array, and returns a dict of arrays by name. `shard`: result of `ringtrain.data.shard`, with
@@ -152,14 +154,16 @@ def distribute(
     _check_stream_arguments(function, prefetch)
     if isinstance(shard, Shard):
         if epoch is None:
-            raise ConfigurationError("distribute: epoch is not given; expected the epoch to load, from 0")
+            raise ConfigurationError("distribute: epoch is missing; pass the number of the epoch, from 0")
     elif not (hasattr(shard, "batches") and hasattr(shard, "used")):
         raise ConfigurationError(
-            f"distribute: shard is {kind_of(shard)}; expected one that ringtrain.data.shard or "
-            "ringtrain.elastic.shard has made"
+            f"distribute: shard is {kind_of(shard)}; expected a result of ringtrain.data.shard or "
+            "ringtrain.elastic.shard"
         )
     elif epoch is not None or consumed:
-        raise ConfigurationError("distribute: epoch and consumed are the elastic shard's own; give it the shard alone")
+        raise ConfigurationError(
+            "distribute: an elastic shard has its own epoch and consumed; do not pass these arguments"
+        )
     return BatchStream(function, shard, epoch, consumed, prefetch)
 
 
@@ -172,7 +176,7 @@ def distribute_splits(
     rank: int | None = None,
     size: int | None = None,
 ) -> SplitStream:
-    """Read files without random access on data workers: each of `uris` for one rank, item by item.
+    """Return items that data workers read from files without random access. Each of `uris` is read for one rank.
 
     `function`: `module:function`, called in a loader process with a URI and an offset (0 at first). It yields pairs: an
     offset, from which a later call continues after the item, and a dict of arrays by name. The reader defines the
@@ -182,14 +186,13 @@ def distribute_splits(
     `positions`: positions of an earlier stream (`SplitStream.positions`) of all ranks together, from which to resume;
     it must contain each of `uris`. With one rank's positions alone, the others' splits would not be read. `prefetch`:
     number of splits that are read at a time, one item ahead of the loop each. `rank`, `size`: rank and number of ranks;
-    unless both are passed, the rank and size of
-    `ringtrain.init()`. Ranks may get different numbers of items.
+    unless both are passed, the rank and size of `ringtrain.init()`. Ranks may get different numbers of items.
 
     Raises ConfigurationError for a wrong argument, or if there are no data workers; iterating raises DataError.
     """
     _check_stream_arguments(function, prefetch)
     if isinstance(uris, str) or len(set(uris)) != len(uris) or not all(uris):
-        raise ConfigurationError(f"distribute_splits: uris is {uris!r:.200}; expected a list of URIs, each once")
+        raise ConfigurationError(f"distribute_splits: uris is {uris!r:.200}; expected a list of different URIs")
     if positions and (absent := [uri for uri in uris if uri not in positions]):
         raise ConfigurationError(
             f"distribute_splits: positions has no entry for {len(absent)} of {len(uris)} uris, such as "
@@ -204,18 +207,17 @@ def distribute_splits(
         world = current_world().group()
         rank, size = world.rank, world.size
     if rank is None or size is None or not 0 <= rank < size:
-        raise ConfigurationError(f"rank is {rank} and size is {size}; expected 0 <= rank < size, or neither")
+        raise ConfigurationError(f"rank={rank}, size={size}; expected 0 <= rank < size, or None for both")
     return SplitStream(list(uris), function, positions or {}, prefetch, (rank, size))
 
 
 def _check_stream_arguments(function: str, prefetch: int) -> None:
     if not isinstance(function, str) or not _FUNCTION.fullmatch(function):
-        raise ConfigurationError(
-            f'the function is {function!r}; expected "module:function", which data workers import by that name'
-        )
+        raise ConfigurationError(f'function={function!r}; expected "module:function", which data workers can import')
     if function.startswith("__main__:"):
         raise ConfigurationError(
-            f"the function is {function!r}; data workers do not run the training script: put it into a module"
+            f"function={function!r}: data workers cannot import functions of the training script; "
+            "define the function in a module"
         )
     if not 1 <= prefetch <= _MOST_PREFETCH:
-        raise ConfigurationError(f"prefetch is {prefetch}; expected 1 to {_MOST_PREFETCH} batches")
+        raise ConfigurationError(f"prefetch={prefetch}; expected 1 to {_MOST_PREFETCH} batches")

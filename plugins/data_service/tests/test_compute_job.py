@@ -22,11 +22,9 @@ SPARK_SUBMIT = Path(sys.executable).with_name("spark-submit")
 SPARK_WORKER = Path(ringtrain_clusters.__file__).parent / "spark/tensorflow/compute_worker.py"
 HOROVODRUN = Path(sys.executable).with_name("horovodrun")
 DEADLINE_S = patient(300.0)
+# The other modes, without processes of their own: test_tensorflow_service.py.
 MODES = {
-    "as-it-comes": ((), ()),
     "shared": ((), ("--reuse-dataset",)),
-    "in-turn": ((), ("--reuse-dataset", "--round-robin")),
-    "a-dispatcher-for-each-rank": (("--dispatchers", "2"), ()),
     "training-side": (("--dispatcher-side", "training"), ("--reuse-dataset", "--round-robin")),
 }
 
@@ -62,7 +60,6 @@ print("read it all")
 """
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("dispatchers", [1, 2])
 def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> None:
     """Kind tensorflow: no file, no second job; data workers find each other, and ranks them, by the launcher."""
@@ -89,18 +86,17 @@ def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
         if not SPARK_SUBMIT.exists() or not shutil.which("java"):
             pytest.skip("Spark needs pyspark and Java: apt install default-jre-headless")
         script = SCRIPT.with_name("spark_data_service.py")
-        return [SPARK_SUBMIT, "--master", "local[4]", SPARK_WORKER], [
+        return [SPARK_SUBMIT, "--master", "local[2]", SPARK_WORKER], [
             *(SPARK_SUBMIT, "--master", "local[2]", "--py-files", SCRIPT, script)
         ]
     of_the_service, of_the_script = MODES[mode]
     module = "ringtrain.tensorflow.data.compute_worker"
     run = [HOROVODRUN, "-np"]
-    return [*run, "4", sys.executable, "-m", module, *of_the_service], [
+    return [*run, "2", sys.executable, "-m", module, *of_the_service], [
         *(*run, "2", sys.executable, SCRIPT, *of_the_script)
     ]
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
     """SIGTERM, as of a pod that is deleted: training must not take the file for that of a job that lives."""
     module = "ringtrain.tensorflow.data.compute_worker"
@@ -120,7 +116,6 @@ def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
     assert not (tmp_path / "compute.json").exists()
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("mode", [*MODES, "spark", "two-hosts"])
 def test_both_commands_of_the_page(mode: str, tmp_path: Path) -> None:
     """A script in the shape of Horovod's example trains, and ends the compute job, which leaves no config."""

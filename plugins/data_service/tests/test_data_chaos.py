@@ -24,7 +24,6 @@ def chaos(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chaos]:
     os.environ.update(before)
 
 
-@pytest.mark.sampled(5)
 @pytest.mark.parametrize("seed", range(30))
 def test_each_sample_is_committed_once(chaos: Chaos, seed: int) -> None:
     """Samples are committed in the order of the shard, whichever processes are killed."""

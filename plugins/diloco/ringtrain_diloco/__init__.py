@@ -1,4 +1,4 @@
-"""Training over slow links: ranks train alone for many steps, then average what those steps changed."""
+"""Training over slow links: each rank trains alone for many steps, then all average their weight changes."""
 
 from ringtrain_diloco.arguments import DiLoCoLocalWeights
 from ringtrain_diloco.framework import OnHostDiLoCo

@@ -1,4 +1,4 @@
-"""Comparison of ranks before a synchronization: inner steps, samples, and weights within a site."""
+"""Checks before a synchronization: equal numbers of inner steps on all ranks, equal weights on the ranks of a site."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -12,7 +12,7 @@ from ringtrain.errors import MismatchError
 
 @dataclass(frozen=True)
 class PseudoGradientHeader:
-    """Data that a rank sends before its pseudo-gradient.
+    """Step count, sample count and weights digest that a rank sends before its pseudo-gradient.
 
     `steps`: number of inner steps. `samples`: number of samples in the steps since the fragment was last synchronized.
     `digest`: CRC-32 of the weights; 0 if there are no sites, because each rank then has different weights.
@@ -26,11 +26,12 @@ class PseudoGradientHeader:
 def agree_on_step(
     group: CollectiveGroup, what: str, own: PseudoGradientHeader, sites: Sequence[Sequence[int]], period: int
 ) -> float:
-    """Check that all ranks do `what` after as many inner steps, and that ranks of a site have equal weights.
+    """Check that all ranks do `what` after the same inner step, and that the ranks of a site have equal weights.
 
-    `sites`: the ranks of each site. `period`: inner steps that count as one where sites take different numbers, else 1.
-    Returns the weight of this rank's site in the mean, relative to an equal weight of all sites. Raises MismatchError
-    on all ranks. Collective.
+    `what`: name of the operation in errors. `own`: this rank's header. `sites`: the ranks of each site. `period`: 1; if
+    sites take different numbers of inner steps, the number of this site's steps that count as one. Returns the weight
+    of this rank's site in the mean, relative to an equal weight of all sites. Raises MismatchError on all ranks.
+    Collective.
     """
     everyone = group.allgather_object([what, own.steps // period, *astuple(own)], "DiLoCo")
     for rank, other in enumerate(everyone):
@@ -43,7 +44,7 @@ def agree_on_step(
     for rank, first in ((rank, ranks[0]) for ranks in sites for rank in ranks):
         if everyone[rank][4] != everyone[first][4]:
             raise MismatchError(
-                f"DiLoCo: rank {rank} and rank {first} are of one site and have different weights at {what}; average "
+                f"DiLoCo: rank {rank} and rank {first} are in one site but have different weights at {what}; average "
                 "the gradients of a site with average() before each inner step"
             )
     samples = [float(count) for *_, count, _ in everyone]

@@ -1,4 +1,4 @@
-"""Arguments of `DiLoCo` (weights, inner optimizer, period) and checks that the world allows them."""
+"""Checks of the arguments of `DiLoCo`: weights, inner optimizer, period, and whether they fit the world."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, runtime_checkable
@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError, kind_of
 
 @runtime_checkable
 class DiLoCoLocalWeights(Protocol):
-    """Weights of this rank, which its inner optimizer changes: in host memory or on a device."""
+    """Interface of the weights that this rank's inner optimizer changes, in host memory or on a device."""
 
     def read(self, names: Sequence[str]) -> Sequence[Array]:
         """Return the weights `names` as host arrays. The caller reads them before the next inner step."""
@@ -22,7 +22,7 @@ class DiLoCoLocalWeights(Protocol):
 
 
 class ArrayWeights:
-    """Weights that are numpy arrays of the caller."""
+    """Weights that are numpy arrays, which the caller trains in place."""
 
     def __init__(self, params: Mapping[str, Array]) -> None:
         self._params = params
@@ -35,7 +35,7 @@ class ArrayWeights:
 
 
 def checked_weights(params: Any, initial: Mapping[str, Array] | None) -> tuple[dict[str, Array], DiLoCoLocalWeights]:
-    """Return the initial values by name, and the weights to train. Raises ConfigurationError."""
+    """Return initial values by name, and the weights to train. Raises ConfigurationError for wrong `params`."""
     if isinstance(params, DiLoCoLocalWeights) and initial is not None:
         return dict(initial), params
     arrays = params if isinstance(params, Mapping) else {}
@@ -52,7 +52,7 @@ def checked_weights(params: Any, initial: Mapping[str, Array] | None) -> tuple[d
 
 
 def checked_inner(inner: Any) -> StatefulObject | None:
-    """Return the inner optimizer, or None if it has no state. Raises ConfigurationError."""
+    """Return the inner optimizer, or None if it has no state. Raises ConfigurationError if it has no `state_dict()`."""
     if is_stateful(inner):
         return inner
     if inner is None or (isinstance(inner, tuple) and not inner):
@@ -64,14 +64,14 @@ def checked_inner(inner: Any) -> StatefulObject | None:
 
 
 def sync_periods(sync_every: int | Sequence[int]) -> list[int]:
-    """Return the period H of each site, or the one of all sites."""
+    """Return `sync_every` as a list: one period for each site, or a single period for all sites."""
     return list(sync_every) if isinstance(sync_every, Sequence) else [sync_every]
 
 
 def check_elastic(elastic: bool) -> None:
-    """Raise ConfigurationError if the world may change and `elastic` is False."""
+    """Raise ConfigurationError if the job is elastic but `elastic` is False."""
     if current_world().config.numbers.formation and not elastic:
         raise ConfigurationError(
-            "DiLoCo was made in an elastic job without elastic=True; pass elastic=True and add the DiLoCo to the state "
-            "of ringtrain.elastic, or run the job without elastic"
+            "DiLoCo was created in an elastic job without elastic=True; pass elastic=True and add the DiLoCo to the "
+            "state of ringtrain.elastic, or run the job without elastic"
         )

@@ -1,4 +1,4 @@
-"""Fragments: groups of parameters that are synchronized together, their schedule, and one exchange."""
+"""Fragments: groups of parameters that are synchronized together; the schedule and the exchange of one fragment."""
 
 import contextvars
 import threading
@@ -18,7 +18,7 @@ from ringtrain.step_time import REDUCTION, mark_background_thread
 
 @dataclass(frozen=True)
 class DiLoCoSchedule:
-    """Inner steps after which fragments are synchronized.
+    """Schedule: the inner steps after which each fragment is synchronized.
 
     Fragment f is synchronized after each inner step t for which t mod `sync_every` is (f + 1) * `sync_every` //
     `fragments`, or 0 for the last one. Its outer weights arrive `overlap_steps` later. `mix`: see `DiLoCo`.
@@ -30,7 +30,7 @@ class DiLoCoSchedule:
     mix: float
 
     def check(self, parameters: int) -> None:
-        """Raise ConfigurationError that names the wrong argument. `parameters`: number of parameters."""
+        """Raise ConfigurationError if an argument is out of range. `parameters`: number of parameters of the model."""
         if self.sync_every < 1:
             raise ConfigurationError(f"DiLoCo: sync_every is {self.sync_every}; expected at least 1 inner step")
         most = min(parameters, self.sync_every)
@@ -51,7 +51,7 @@ class DiLoCoSchedule:
             )
 
     def due(self, step: int) -> int | None:
-        """Return the index of the fragment to synchronize after inner step `step`, or None."""
+        """Return the index of the fragment to synchronize after inner step `step`; None if no fragment is due."""
         place = step % self.sync_every or self.sync_every
         return self._places.index(place) if place in self._places else None
 
@@ -65,7 +65,7 @@ class DiLoCoSchedule:
 
 
 class OuterOptimizerStep(Protocol):
-    """Outer optimizer of some parameters, such as `HostOptimizer`."""
+    """Interface of the outer optimizer of a fragment, for example `HostOptimizer`."""
 
     @property
     def weights(self) -> Mapping[str, Array]: ...
@@ -94,7 +94,7 @@ class DiLoCoFragment:
     """Parameters that are synchronized together, and their outer optimizer.
 
     `carries`: names whose pseudo-gradient this rank sends. `sent`: inner step of the last synchronization. `samples`:
-    trained on since. `updates`: outer steps whose weights have arrived.
+    number of samples trained on since then. `updates`: number of outer steps whose weights have arrived.
     """
 
     index: int
@@ -107,17 +107,17 @@ class DiLoCoFragment:
 
     @property
     def host(self) -> HostOptimizer:
-        """Outer optimizer of ranks that train alone."""
+        """Return the outer optimizer if it is a `HostOptimizer`, that is, if no site has several ranks."""
         assert isinstance(self.outer, HostOptimizer)
         return self.outer
 
 
 @dataclass
 class FragmentExchange:
-    """Outer step of `fragment` with the pseudo-gradient after inner step `step`.
+    """Exchange that performs the outer step of `fragment` with the pseudo-gradient computed after inner step `step`.
 
-    `work` makes it: on a thread if it may overlap inner steps. `seconds`: duration of `work`. `waited`: part of this
-    duration for which training stood still.
+    `work`: function that performs the exchange. `seconds`: duration of `work`. `waited`: part of this duration in which
+    training waited for the exchange.
     """
 
     fragment: DiLoCoFragment
@@ -129,7 +129,7 @@ class FragmentExchange:
     _thread: threading.Thread | None = field(default=None, repr=False)
 
     def begin(self, overlaps: bool) -> None:
-        """Run `work` in the background if `overlaps`, otherwise before this call returns."""
+        """Perform the exchange: on a background thread if `overlaps`, otherwise before this call returns."""
         if not overlaps:
             self._run()
             self.waited = self.seconds
@@ -139,7 +139,7 @@ class FragmentExchange:
         self._thread.start()
 
     def wait(self) -> None:
-        """Return when the outer weights are new. Raises the error of `work`."""
+        """Wait until the outer weights are updated. Raises the error if the exchange failed."""
         if self._thread is not None:
             began = time.perf_counter()
             with REDUCTION:
@@ -149,7 +149,7 @@ class FragmentExchange:
             raise self._error
 
     def join(self) -> None:
-        """Return when `work` has ended, with or without an error."""
+        """Wait until the exchange has ended, with or without an error."""
         if self._thread is not None:
             self._thread.join()
 

@@ -7,10 +7,8 @@ memory.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import ringtrain as rt
 from ringtrain import ProcessSet
@@ -38,14 +36,12 @@ from ringtrain_diloco.arguments import (
     sync_periods,
 )
 from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
-from ringtrain_diloco.recovery import DiLoCoRecovery
+from ringtrain_diloco.saved import SavedDiLoCo
 from ringtrain_diloco.sites import DiLoCoSiteGroups, DiLoCoSites
 from ringtrain_diloco.weights import OuterWeights, cut_into_fragments
 
-log = logging.getLogger("ringtrain")
 
-
-class DiLoCo(DiLoCoRecovery):
+class DiLoCo(SavedDiLoCo):
     """Average over all ranks the changes of many inner steps, and step an outer optimizer by that average.
 
         diloco = DiLoCo(params, outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)
@@ -56,39 +52,52 @@ class DiLoCo(DiLoCoRecovery):
 
     `params`: weights of this rank by name, writable arrays of float16, bfloat16, float32 or float64; or
     `DiLoCoLocalWeights`, with the initial values in `initial`. All ranks begin with the values of rank 0. The outer
-    weights and the pseudo-gradients take twice the memory of the weights on the host, and the outer optimizer's state
-    1/size of the state of its rule. `outer`: a rule of `ringtrain.optim`. Its gradient is the mean over ranks of the
-    outer weights minus the local ones. `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
+    weights and the pseudo-gradients take twice the memory of the weights on the host. The outer optimizer's state is
+    sharded: each rank stores 1/size of it.
+
+    `outer`: a rule of `ringtrain.optim`. Its gradient is the mean over ranks of the outer weights minus the local ones.
+    `SGD(lr=1)` is Local SGD: the outer weights become the mean of the local ones.
+
     `sync_every`: H, the number of inner steps between two synchronizations of a parameter; or a list with one H for
-    each site, in which slow sites take fewer steps. The mean is weighted by samples; a step counts as 1 sample unless
-    `step` gets another number. `sites`: the ranks of each site. Ranks of a site make the same inner steps, on gradients
-    that `average` has averaged; different weights raise MismatchError. Default: the sites of the world
-    (`ringtrain.sites()`); in a world without sites, and with (), each rank is a site. Each byte of an exchange travels
-    between sites once. `fragments`: the number of groups into which parameters are cut, in their order and of about
-    equal bytes. Groups are synchronized in turns. `overlap_steps`: the number of inner steps during which a
-    synchronization runs in the background; then its outer weights are used. Less than `sync_every // fragments`. `mix`:
-    after a synchronization a rank has `outer + mix * (local - outer)`. With 0 these are the outer weights; with more,
-    ranks have different weights until `finish()`. `outer_weights` are always equal. `compression`: "bf16", "fp16" or
-    "int8", for float32 parameters, with error feedback. `compression` and `bucket_bytes` mean the same as for
-    `HostOptimizer`.
+    each site, so that slow sites take fewer steps. The mean is weighted by samples; a step counts as 1 sample unless
+    `step` gets another number.
+
+    `sites`: the ranks of each site. Ranks of a site make the same inner steps, on gradients that `average` has
+    averaged; different weights raise MismatchError. The default is the sites of the world (`ringtrain.sites()`). In a
+    world without sites, and if `sites` is (), each rank is a site. Each byte of an exchange travels between sites once.
+
+    `fragments`: the number of groups into which parameters are divided, in their order and of about equal bytes. Groups
+    are synchronized one after another.
+
+    `overlap_steps`: the number of inner steps during which a synchronization runs in the background, before its outer
+    weights are used. Must be less than `sync_every // fragments`.
+
+    `mix`: after a synchronization the weights of a rank are `outer + mix * (local - outer)`. If `mix` is 0 they are the
+    outer weights; otherwise ranks have different weights until `finish()`. `outer_weights` are always equal.
+
+    `compression`: "bf16", "fp16" or "int8", for float32 parameters, with error feedback. `compression` and
+    `bucket_bytes` mean the same as for `HostOptimizer`.
 
     `elastic`: the world may change. Add the DiLoCo to a `ringtrain.elastic.State` and commit the state whenever
     `step()` returns True: the commit synchronizes. If a rank is lost, only its own inner steps since the last commit of
-    each fragment are lost; the mean is over the other ranks. A new rank begins at a commit, with the outer weights. An
-    exchange that was under way when a rank was lost is repeated by all, from the weights of its commit; with
-    `overlap_steps` the inner steps since then are repeated. Before a planned change all fragments are synchronized.
-    `redundancy`: number of replicas of each shard, see `HostOptimizer`. Each site has one rank; a site of several ranks
-    raises ConfigurationError. `inner`: the inner optimizer, an object with `state_dict()` and `load_state_dict()`. A
-    commit copies its state, and a rank that goes back to a commit loads it. Without `inner`, or with (), the state of
-    the inner optimizer does not go back.
+    each fragment are lost; the mean is over the other ranks. A new rank begins at a commit, with the outer weights. If
+    a rank is lost during an exchange, all ranks repeat the exchange, from the weights of its commit; with
+    `overlap_steps` they also repeat the inner steps since then. Before a planned change all fragments are synchronized.
+    Each site has one rank; a site of several ranks raises ConfigurationError.
 
-    With H = 1, one fragment, `SGD(lr=1)` as `outer` and SGD(lr) as inner optimizer, this is synchronous SGD(lr): to
-    the bit if the dtype holds weights, `lr` times gradients and their sums exactly; otherwise a weight `w` differs
-    by the rounding of `w - (w - lr * g)`, half of the last bit of `w`.
+    `redundancy`: number of replicas of each shard, see `HostOptimizer`.
 
-    Collective: all ranks pass the same arguments and take the same number of inner steps (H of their site between
-    two synchronizations). Otherwise MismatchError with both values, for steps at the next synchronization. A wrong
-    argument raises ConfigurationError that names it.
+    `inner`: the inner optimizer, an object with `state_dict()` and `load_state_dict()`. A commit copies its state, and
+    a rank that returns to a commit loads the copy. If `inner` is missing or (), the state of the inner optimizer is not
+    restored.
+
+    With H = 1, one fragment, `SGD(lr=1)` as `outer` and SGD(lr) as inner optimizer, this is synchronous SGD(lr). All
+    bits of the weights are equal if the dtype represents weights, `lr` times gradients and their sums exactly;
+    otherwise a weight `w` differs by the rounding of `w - (w - lr * g)`, half of the last bit of `w`.
+
+    Collective: all ranks pass the same arguments and take the same number of inner steps (H of their site between two
+    synchronizations). Different arguments raise MismatchError with both values. Different numbers of steps raise it at
+    the next synchronization. A wrong argument raises ConfigurationError that names it.
 
     DiLoCo: Douillard et al. 2023. Fragments, overlap and mix: Douillard et al. 2025 (Streaming DiLoCo, algorithm 2).
     Local SGD: Stich 2019. Weights by samples: McMahan et al. 2017 (federated averaging). Steps by the speed of a site:
@@ -150,7 +159,7 @@ class DiLoCo(DiLoCoRecovery):
         self._weights.use(self._fragments)
 
     def step(self, samples: float = 1) -> bool:
-        """Count an inner step on `samples` samples, and synchronize what is due. Call it after each inner step.
+        """Count an inner step on `samples` samples, and synchronize a fragment if due. Call it after each inner step.
 
         Returns True if local weights were changed. With `overlap_steps` it begins an exchange and does not wait for it.
         With `elastic` it does not synchronize; True then means that a commit of the state is due. Raises PeerLost if a
@@ -232,7 +241,7 @@ class DiLoCo(DiLoCoRecovery):
 
     @property
     def outer_weights(self) -> Mapping[str, Array]:
-        """Outer weights by name, equal on all ranks: views that are valid until the next `step()`.
+        """Outer weights by name, equal on all ranks. They are views, valid until the next `step()`.
 
         Waits for an exchange that is under way.
         """
@@ -247,7 +256,7 @@ class DiLoCo(DiLoCoRecovery):
 
     @property
     def pseudo_gradient_norm(self) -> float | None:
-        """L2 norm of the mean pseudo-gradient of the last synchronization, or None."""
+        """L2 norm of the mean pseudo-gradient of the last synchronization; None before the first one."""
         return self._norm
 
     @property
@@ -266,94 +275,24 @@ class DiLoCo(DiLoCoRecovery):
 
     @property
     def hidden_share(self) -> float:
-        """Part of the seconds of all exchanges that overlapped inner steps, 0 to 1."""
+        """Fraction of exchange time that overlapped inner steps, from 0 to 1."""
         return 1 - min(1.0, self._waited_s / self._exchanged_s) if self._exchanged_s else 0.0
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return the state from which this rank continues to the bit. Collective.
-
-        Each rank saves its own state. Waits for an exchange that is under way.
-
-        Returns `{"steps", "rank", "size", "sites", "sent", "samples", "landing", "weights": {name: array},
-        "outer": [...]}`, the last with the `HostOptimizer.state_dict()` of each fragment.
-        """
-        if self._exchange is not None:
-            self._exchange.wait()
-        with REDUCTION:
-            self._agree("state_dict()")
-        return {
-            "steps": self._steps,
-            "rank": self._group.rank,
-            "size": self._group.size,
-            "sites": self._site_ranks,
-            "sent": [fragment.sent for fragment in self._fragments],
-            "samples": [fragment.samples for fragment in self._fragments],
-            "landing": None if self._exchange is None else self._exchange.fragment.index,
-            "weights": self._weights.copy_local(),
-            "outer": [fragment.outer.state_dict() for fragment in self._fragments],
-        }
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue to the bit from the state that `state_dict()` returned on this rank. Local.
-
-        In a world of another size, and with `elastic`, the state of any rank is accepted. All ranks then begin with the
-        outer weights, without inner steps since the last synchronization; a warning names these steps. There are none
-        after `finish()`. Raises ConfigurationError for a state of another rank, other sites, number of fragments, rule
-        or model.
-        """
-        own: dict[str, Any] = {
-            "rank": self._group.rank,
-            "size": self._group.size,
-            "fragments": len(self._fragments),
-        }
-        saved = {"rank": state.get("rank"), "size": state.get("size"), "fragments": len(state.get("outer", ()))}
-        anew = self._elastic or saved["size"] != own["size"]
-        if self._site_ranks or state.get("sites"):
-            own["sites"], saved["sites"] = self._site_ranks, state.get("sites")
-            anew = False
-        if saved != own and not (anew and saved["fragments"] == own["fragments"]):
-            raise ConfigurationError(
-                f"DiLoCo: the saved state is of {saved} and this is {own}; load the state of the same rank, or, in a "
-                "world of another size, of any rank with the same number of fragments"
-            )
-        if self._exchange is not None:
-            self._exchange.wait()
-        parts = zip(self._fragments, state["outer"], state["sent"], state["samples"], strict=True)
-        for fragment, outer, sent, samples in parts:
-            fragment.outer.load_state_dict(outer)
-            fragment.sent = state["steps"] if anew else sent
-            if self._elastic:
-                fragment.updates = fragment.host.updates
-            fragment.samples = 0 if anew else samples
-        self._steps, self._exchange, self._restored = state["steps"], None, None
-        if anew:
-            self._weights.use(self._fragments)
-            if (first := min(state["sent"]) + 1) <= self._steps:
-                log.warning("inner steps %d to %d of the saved state are dropped", first, self._steps)
-            return
-        self._weights.write_local(state["weights"])
-        if (landing := state["landing"]) is not None:
-            self._exchange = FragmentExchange(self._fragments[landing], self._fragments[landing].sent)
-
     def close(self) -> None:
-        """Wait for an exchange that is under way, then free memory and descriptors. Local weights stay valid."""
+        """Wait for an exchange in progress, then free memory and file descriptors. Local weights stay usable."""
         self.drain()
         self._weights.close()
         self._groups.close()
         if self._sites is not None:
             self._sites.close()
 
-    @property
-    def _site_ranks(self) -> str:
-        return "" if self._sites is None else str([list(ranks) for ranks in self._sites.sites.ranks])
-
     def drain(self) -> None:
-        """Return when an exchange that is under way has ended, with or without an error."""
+        """Wait until an exchange in progress has ended, with or without an error."""
         if self._exchange is not None:
             self._exchange.join()
 
     def _begin(self, fragment: DiLoCoFragment, overlaps: bool) -> None:
-        """Compute the pseudo-gradient of `fragment` and begin its outer step."""
+        """Compute the pseudo-gradient of `fragment` and begin its outer step, in the background if `overlaps`."""
         outer = fragment.outer
         carries = fragment.carries
         local = self._weights.write_pseudo_gradient(fragment)
@@ -376,7 +315,7 @@ class DiLoCo(DiLoCoRecovery):
         self._exchange.begin(overlaps)
 
     def _land(self) -> None:
-        """Wait for the exchange that is under way and use its outer weights."""
+        """Wait for the exchange in progress and set the local weights from its outer weights."""
         assert self._exchange is not None
         exchange = self._exchange
         exchange.wait()
@@ -399,7 +338,11 @@ class DiLoCo(DiLoCoRecovery):
         )
 
     def _agree(self, what: str, own: PseudoGradientHeader | None = None) -> float:
-        """Check that all ranks do `what` after as many inner steps; return this site's weight in the mean."""
+        """Check that all ranks do `what` after the same inner step.
+
+        Returns the weight, in the mean, of this rank's site (a group of ranks). `own`: this rank's header; None if only
+        the number of steps is compared.
+        """
         period = 1 if self._every_site_alike else self._schedule.sync_every
         each_alone = tuple((rank,) for rank in range(self._group.size))  # of the present world
         sites = each_alone if self._sites is None else self._sites.sites.ranks

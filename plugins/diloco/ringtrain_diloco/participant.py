@@ -1,4 +1,4 @@
-"""Participant of a DiLoCo in an elastic state."""
+"""Adapter through which `ringtrain.elastic.State` commits and rolls back a DiLoCo."""
 
 from typing import Protocol
 
@@ -6,7 +6,7 @@ from ringtrain.adapter.state import ElasticOptimizer, OptimizerParticipant
 
 
 class SynchronizingOptimizer(ElasticOptimizer, Protocol):
-    """An optimizer whose ranks synchronize once all have committed a step."""
+    """Interface of an optimizer whose ranks synchronize after all of them have committed a step."""
 
     @property
     def undoable(self) -> int: ...
@@ -15,7 +15,7 @@ class SynchronizingOptimizer(ElasticOptimizer, Protocol):
 
 
 class DiLoCoParticipant(OptimizerParticipant):
-    """Synchronize ranks after each commit; undo one outer step of each fragment."""
+    """Adapter for `ringtrain.elastic.State`: synchronizes after commits, can undo an outer step of each fragment."""
 
     value: SynchronizingOptimizer
 

@@ -1,4 +1,4 @@
-"""Commits of an elastic DiLoCo, rollback to one, and the move into the next world."""
+"""Elastic DiLoCo: commit, roll back to a commit, and reshard for the next world."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ log = logging.getLogger("ringtrain")
 
 @dataclass(frozen=True)
 class _DiLoCoCommit:
-    """State of a rank at commit `number`, before the commit's synchronization.
+    """Copy of a rank's state at commit `number`, before the synchronization that follows the commit.
 
     `updates`: number of outer steps of each fragment. `sent`: inner step at which each fragment was last synchronized.
     `samples`: number of samples since this synchronization. `own`: whether inner steps of this rank made `weights`.
@@ -44,12 +44,12 @@ class _DiLoCoCommit:
 
     @property
     def at(self) -> int:
-        """Value of `DiLoCo.updates` at the commit."""
+        """Value of `DiLoCo.updates` at this commit."""
         return self.number + sum(self.updates)
 
 
 class DiLoCoRecovery(ABC):
-    """The methods of `DiLoCo` that `ringtrain.elastic.State` calls, for `elastic=True`."""
+    """Part of `DiLoCo` with the methods that `ringtrain.elastic.State` calls if `elastic=True`."""
 
     _inner: StatefulObject | None
     _takes_sites_of_world: bool
@@ -76,33 +76,33 @@ class DiLoCoRecovery(ABC):
 
     @property
     def updates(self) -> int:
-        """Number of commits plus outer steps of all fragments, without an exchange that is under way.
+        """Number of commits plus outer steps of all fragments. An exchange in progress does not count.
 
-        It is different at all points to which a state may go back.
+        The number is different at each point to which a state may go back.
         """
         return self._commits + sum(fragment.updates for fragment in self._fragments)
 
     def as_participant(self) -> DiLoCoParticipant:
-        """Return the participant of this optimizer in an elastic state."""
+        """Return an object through which `ringtrain.elastic.State` commits and rolls back this optimizer."""
         return DiLoCoParticipant(self)
 
     @property
     def undoable(self) -> int:
-        """Number of outer steps that can be undone: one of each fragment."""
+        """Number of outer steps that a rollback can undo: one of each fragment."""
         return len(self._fragments)
 
     @property
     def accumulating(self) -> bool:
-        """Whether a commit has to wait: no, it may follow any inner step."""
+        """Return False: a commit may follow any inner step."""
         return False
 
     def wait_for(self) -> None:
-        """Wait for an exchange that is under way and use its outer weights. On all ranks after the same step."""
+        """Wait for an exchange in progress and set the local weights from it. All ranks call it after the same step."""
         if self._exchange is not None:
             self._land()
 
     def commit(self) -> None:
-        """Copy the weights of this rank before they are synchronized, for `rollback`.
+        """Copy the weights of this rank before they are synchronized, so that `rollback` can restore them.
 
         A second call after the same inner step repeats the same commit: the number of calls before a world failed must
         not change the commit to which a rank can go back.
@@ -126,9 +126,10 @@ class DiLoCoRecovery(ABC):
         self._committed_at = time.monotonic()
 
     def rollback(self, to: int | None = None) -> int:
-        """Go back to the point where `updates` was `to`: a commit, or the end of its synchronization. Local.
+        """Go back to the state in which `updates` was `to`: at a commit, or after the synchronization that follows a
+        commit. Not collective.
 
-        Returns `to`, by default the present value.
+        Returns `to`; if it is None, the present value of `updates`.
         """
         self.drain()
         self._exchange = None
@@ -151,10 +152,10 @@ class DiLoCoRecovery(ABC):
         return done
 
     def _restore(self, commit: _DiLoCoCommit, updates: Sequence[int]) -> None:
-        """Set the local weights to those of a commit, or to the weights after the commit's synchronization if `updates`
-        includes it.
+        """Set the local weights and the inner optimizer's state to those of `commit`.
 
-        Also load the inner optimizer's state of the commit: this rank may have taken inner steps since.
+        `updates`: number of outer updates of each fragment. A fragment that has made more of them than at the commit
+        was synchronized since; its local weights are mixed with the new outer weights.
         """
         self._steps = commit.steps
         if self._inner is not None:
@@ -167,13 +168,13 @@ class DiLoCoRecovery(ABC):
                 self._weights.mix_into_local(fragment)
 
     def _leave_in_time(self, world: ProcessGroupContext) -> None:
-        """Raise PeerLost if a rank was lost and the agent would end this process before the next commit notices."""
+        """Raise PeerLost if a rank was lost and the agent would end this process before the next commit."""
         per_step_s = (time.monotonic() - self._committed_at) / max(1, self._steps - self._last_commits[-1].steps)
         left = self._schedule.steps_left(self._steps)
         if (left_s := left * per_step_s) > world.config.waits.timeout_s / 2:
             log.warning(
-                "a rank was lost; the next commit is %d inner steps or %.0f s away (sync_every=%d) and %s is %g s: "
-                "going back to the last commit",
+                "a rank was lost; the next commit is %d inner steps or %.0f s away (sync_every=%d), too long for %s=%g "
+                "s: going back to the last commit",
                 left,
                 left_s,
                 self._schedule.sync_every,
@@ -188,7 +189,7 @@ class DiLoCoRecovery(ABC):
             fragment.host.hand_over(leaving)
 
     def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Reshard the outer optimizer for the present world, in its own group. Collective."""
+        """Reshard the outer optimizer for the ranks of `group`, in a new process group of these ranks. Collective."""
         if self._takes_sites_of_world:
             check_elastic_sites()
         opened = self._next_group = self._groups.open()
@@ -198,8 +199,8 @@ class DiLoCoRecovery(ABC):
             first = min(fragment.sent for fragment in self._fragments) + 1
             if self._known and first <= self._reached:
                 log.warning(
-                    "the other ranks went on without this one: it drops its inner steps %d to %d and uses their outer "
-                    "weights",
+                    "this rank discards its inner steps %d to %d and uses the outer weights of the other "
+                    "ranks, which continued without it",
                     first,
                     self._reached,
                 )
@@ -207,7 +208,7 @@ class DiLoCoRecovery(ABC):
         self._prepared = self._steps_of_others(opened)
 
     def _steps_of_others(self, group: CollectiveGroup) -> tuple[int, int, list[int]]:
-        """Return commits, inner steps, and the step of each fragment's last synchronization. Collective.
+        """Return numbers of commits and inner steps, and the step of each fragment's last synchronization. Collective.
 
         The values of the first rank that has them are returned.
         """
@@ -217,7 +218,7 @@ class DiLoCoRecovery(ABC):
         return commits, steps, sent
 
     def adopt(self) -> None:
-        """Use the state that `prepare` made. Local."""
+        """Switch to the state that `prepare` built. Not collective."""
         self._groups.adopt()
         self._group = self._next_group
         for fragment in self._fragments:
@@ -235,20 +236,20 @@ class DiLoCoRecovery(ABC):
             fragment.sent, fragment.updates = step, fragment.host.updates
         self._synchronized = [fragment.updates for fragment in self._fragments]
         if self._group.rank == 0 and min(sent) < self._steps:
-            log.warning(
-                "the mean of inner steps %d to %d leaves out the ranks that were lost", min(sent) + 1, self._steps
-            )
+            first = min(sent) + 1
+            log.warning("the mean change of inner steps %d to %d does not include lost ranks", first, self._steps)
 
     def discard(self) -> None:
-        """Drop the state that `prepare` made. Local."""
+        """Discard the state that `prepare` built. Not collective."""
         for fragment in self._fragments:
             fragment.host.discard()
 
     def finish_commit(self, whole: bool = False) -> None:
-        """Synchronize the fragment that is due, or all fragments if none is or `whole` is True. Collective.
+        """Synchronize the fragment that is due, or all fragments if none is due or `whole` is True. Collective.
 
-        Called after all ranks have committed, and again in the next world if that failed. The mean is over ranks whose
-        weights their own inner steps made. `whole`: before a planned change.
+        Called after all ranks have committed. If this call fails because a rank was lost, it is repeated in the next
+        world. The mean is over the ranks whose weights come from their own inner steps. `whole`: True before a planned
+        change of the world.
         """
         index = self._schedule.due(self._steps)
         overlaps = self._schedule.overlap_steps > 0 and not whole and index is not None
@@ -262,12 +263,12 @@ class DiLoCoRecovery(ABC):
 
     @abstractmethod
     def drain(self) -> None:
-        """Return when an exchange that is under way has ended, with or without an error."""
+        """Wait until an exchange in progress has ended, with or without an error."""
 
     @abstractmethod
     def _begin(self, fragment: DiLoCoFragment, overlaps: bool) -> None:
-        """Compute the pseudo-gradient of `fragment` and begin its outer step."""
+        """Compute the pseudo-gradient of `fragment` and begin its outer step, in the background if `overlaps`."""
 
     @abstractmethod
     def _land(self) -> None:
-        """Wait for the exchange that is under way and use its outer weights."""
+        """Wait for the exchange in progress and set the local weights from its outer weights."""

@@ -1,4 +1,4 @@
-"""Sites: ranks of one site train synchronously, and each byte of an outer step leaves a site once."""
+"""Sites: groups of ranks that train synchronously. An outer step sends each byte only once out of a site."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -17,13 +17,13 @@ from ringtrain.optim.rules import Rule
 from ringtrain_diloco.fragments import fragment_bounds
 
 _ONE_RANK_PER_SITE = (
-    "expected one rank per site with elastic=True, because a lost rank interrupts a step of the others of its site; "
-    "start one rank per site, pass sites=() so that each rank trains alone, or leave elastic out"
+    "expected one rank per site with elastic=True, because a lost rank interrupts the step of its whole site; "
+    "start one rank per site, pass sites=() so that each rank trains alone, or remove elastic"
 )
 
 
 def check_elastic_sites() -> None:
-    """Raise ConfigurationError on all ranks if a named site of this world has several ranks."""
+    """Raise ConfigurationError on all ranks if a named site of the current world has several ranks."""
     for name, ranks in rt.sites().items():
         if name and len(ranks) > 1:
             raise ConfigurationError(f"DiLoCo: site {name!r} has ranks {ranks}; {_ONE_RANK_PER_SITE}")
@@ -31,7 +31,7 @@ def check_elastic_sites() -> None:
 
 @dataclass(frozen=True)
 class DiLoCoSites:
-    """Ranks of each site in ascending order, and this rank."""
+    """Ranks of each site in ascending order, and the rank of this process."""
 
     ranks: tuple[tuple[int, ...], ...]
     rank: int
@@ -40,7 +40,7 @@ class DiLoCoSites:
     def chosen(
         cls, given: Sequence[Sequence[int]] | None, elastic: bool, group: CollectiveGroup | None
     ) -> "DiLoCoSites":
-        """Return the sites `given`, otherwise the sites of the world, otherwise one site for each rank.
+        """Return the sites `given`, otherwise the configured sites of the world, otherwise one site for each rank.
 
         Raises ConfigurationError unless each rank is in one site, or if `elastic` and a site has several ranks.
         """
@@ -72,11 +72,11 @@ class DiLoCoSites:
 
 
 class DiLoCoSiteGroups:
-    """Groups of this rank: the ranks of its site, and the ranks with the same place in other sites. Collective over the
-    world.
+    """Process groups of this rank: one with its own site, one with the ranks that have this rank's index in other
+    sites. Collective over the world.
 
-    `site`: process set of the site. `near`: group of the site. `far`: group of the ranks with the same place, None if
-    another site has no such rank. `carriers`: number of ranks of each site that have a `far` group.
+    `site`: process set of the site. `near`: group of the site. `far`: group of the ranks with this rank's index in
+    their sites; None if a site has no such rank. `carriers`: number of ranks of each site that have a `far` group.
     """
 
     def __init__(self, sites: DiLoCoSites) -> None:
@@ -108,9 +108,9 @@ class DiLoCoSiteGroups:
 
 
 class SiteOptimizer:
-    """Outer optimizer for sites of several ranks, which all have the same gradient.
+    """Outer optimizer for sites of several ranks. All ranks of a site pass the same pseudo-gradient.
 
-    Each rank carries a part of the parameters: it steps a `HostOptimizer` of that part with the ranks of the same place
+    Each rank carries a part of the parameters: it steps a `HostOptimizer` of that part with the ranks of the same index
     in other sites. Then the site gathers the new weights of all parts. There are as many parts as the smallest site has
     ranks.
 
@@ -147,17 +147,17 @@ class SiteOptimizer:
         self._gather()
 
     def gradient(self, name: str) -> Array:
-        """Return the array for the gradient of `name`, which this rank carries."""
+        """Return the array for the gradient of `name`, a parameter in this rank's part."""
         assert self._host is not None
         return self._host.gradient(name)
 
     def submit(self, name: str, gradient: Array) -> None:
-        """Submit the gradient of `name`, which this rank carries."""
+        """Submit the gradient of `name`, a parameter in this rank's part."""
         assert self._host is not None
         self._host.submit(name, gradient)
 
     def step(self) -> None:
-        """Step with the submitted gradients and gather the new weights. Collective."""
+        """Update this rank's part of the outer weights, and gather the parts of the site's other ranks. Collective."""
         square = 0.0
         if self._host is not None:
             self._host.step()
@@ -167,21 +167,21 @@ class SiteOptimizer:
 
     @property
     def gradient_norm(self) -> float | None:
-        """L2 norm of the last mean gradient of all parts, or None."""
+        """Global L2 norm of the mean gradient of the last step, over all parameters; None before the first step."""
         return self._norm
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state on this rank."""
+        """Bytes of the outer optimizer's state on this rank."""
         return 0 if self._host is None else self._host.state_bytes
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the weights of all parts, and the optimizer state of this rank's part. Collective."""
+        """Return the weights of all parameters, and the optimizer state of this rank's part. Collective."""
         part = None if self._host is None else self._host.state_dict()
         return {"weights": {name: array.copy() for name, array in self.weights.items()}, "part": part}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that `state_dict()` returned on this rank. Local."""
+        """Load a state that `state_dict()` returned on this rank. Not collective."""
         for name, values in state["weights"].items():
             self.weights[name][...] = values
         if self._host is not None:

@@ -38,11 +38,11 @@ class OuterWeights:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of the outer optimizers' state on this rank."""
+        """Bytes of the state of all outer optimizers on this rank."""
         return sum(fragment.outer.state_bytes for fragment in self.fragments)
 
     def wire_bytes(self, compression: str | None) -> float:
-        """Return the bytes of all pseudo-gradients that this rank carries, as they travel."""
+        """Return the compressed size, in bytes, of this rank's part of the pseudo-gradients of all fragments."""
         each = _WIRE_BYTES.get(compression or "", 4.0)
         carried = [one.outer.weights[name] for one in self.fragments for name in one.carries]
         return sum(array.size * each if array.dtype == np.float32 else array.nbytes for array in carried)
@@ -58,12 +58,12 @@ class OuterWeights:
             self.local.write(name, array)
 
     def use(self, fragments: Sequence[DiLoCoFragment]) -> None:
-        """Set the local weights of `fragments` to the outer ones."""
+        """Set the local weights of `fragments` to the outer weights."""
         for fragment in fragments:
             self.write_local({name: fragment.outer.weights[name] for name in fragment.names})
 
     def mix_into_local(self, fragment: DiLoCoFragment) -> None:
-        """Set local weights of `fragment` to outer + mix * (local - outer)."""
+        """Set the local weights of `fragment` to outer + mix * (local - outer)."""
         if self._mix == 0:
             self.use([fragment])
         elif self._mix < 1:
@@ -72,7 +72,7 @@ class OuterWeights:
                 self.local.write(name, np.asarray(outer + outer.dtype.type(self._mix) * (local - outer)))
 
     def write_pseudo_gradient(self, fragment: DiLoCoFragment) -> Sequence[Array]:
-        """Write outer minus local weights into the gradients that this rank carries; return the local weights."""
+        """Write outer minus local weights into this rank's part of the outer gradients; return the local weights."""
         values = self.local.read(fragment.names)
         for name, local in zip(fragment.names, values, strict=True):
             if name in fragment.carries:
@@ -80,7 +80,7 @@ class OuterWeights:
         return values
 
     def close(self) -> None:
-        """Free memory and descriptors of the outer optimizers."""
+        """Free memory and file descriptors of the outer optimizers."""
         for fragment in self.fragments:
             fragment.outer.close()
 
@@ -92,7 +92,7 @@ def cut_into_fragments(
     exchanges_in: CollectiveGroup | DiLoCoSiteGroups,
     options: Mapping[str, Any],
 ) -> list[DiLoCoFragment]:
-    """Return `count` fragments of the parameters `initial`. Collective.
+    """Cut the parameters `initial` into `count` fragments with an outer optimizer each. Collective.
 
     `exchanges_in`: the group of all ranks, or the groups of sites. `options`: options of `HostOptimizer`.
     """

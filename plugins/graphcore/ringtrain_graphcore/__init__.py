@@ -1,1 +1,1 @@
-"""Graphcore's API on top of Ringtrain: PopART, device sessions, IPU strategies, tf.estimator."""
+"""Graphcore's Python APIs (PopART, IPU strategies, Estimator) on Ringtrain, and an interface for other devices."""

@@ -53,7 +53,6 @@ def test_few_lines_change(listing: str) -> None:
         assert line in PAGE
 
 
-@pytest.mark.sampled(one_in=3)
 def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
     """TF_CONFIG alone starts them; the evaluator's process ends with metrics of the last step."""
     cluster = {"worker": free_addresses(2), "evaluator": free_addresses(1)}
@@ -73,7 +72,6 @@ def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
     assert "Saving checkpoints" not in second + evaluated
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_the_listing_for_horovod(launcher: str, tmp_path: Path) -> None:
     """Rank 0 alone saves the last step."""
@@ -83,7 +81,6 @@ def test_the_listing_for_horovod(launcher: str, tmp_path: Path) -> None:
     assert said.count("Saving checkpoints for 12 into") == 1
 
 
-@pytest.mark.sampled(one_in=3)
 def test_keras_3_in_a_model_function_names_the_variable(tmp_path: Path) -> None:
     """Layers of Keras 3 cannot be created in a graph; the error names the variable to set."""
     process = started(command("multi_worker.txt", tmp_path / "model"), tmp_path, TF_USE_LEGACY_KERAS="0")

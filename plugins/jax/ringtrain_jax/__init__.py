@@ -1,4 +1,4 @@
-"""Train a JAX model on many ranks, with the API of the other adapters: `import ringtrain.jax as hvd`.
+"""Train a JAX model on many ranks, with Horovod's names and semantics: `import ringtrain.jax as hvd`.
 
 Maturity: Experimental. Tested on CPUs.
 """

@@ -1,4 +1,4 @@
-"""Host functions on JAX arrays: called at once if values are known, or as a callback while JAX traces.
+"""Calls of host functions on JAX arrays: run at once if values are known, or inserted as callbacks under `jit`.
 
 Functions that wait for other ranks are ordered callbacks: JAX then runs such calls one after the other, in program
 order, within one compiled function and across functions. Ranks that run the same program thus make the same calls.
@@ -29,11 +29,12 @@ def host_call(
     dtypes: Sequence[Any],
     ordered: bool = True,
 ) -> list[Any]:
-    """Call `function` with the arrays of `given`; return JAX arrays.
+    """Call `function` on the host with the values `given` as numpy arrays; return its results as JAX arrays.
 
-    `shapes`: returns the shapes of the results; called while JAX traces. `what`: name of the collective in errors. With
-    known values, an ordered call runs after all earlier ordered callbacks. Raises ConfigurationError under `vmap`, and
-    if a result has another shape.
+    `what`: name of the collective in errors. `ordered`: whether the call runs after all earlier ordered calls. While
+    JAX traces, `shapes` is called for the shapes of the results, and `dtypes` are their dtypes. Raises
+    ConfigurationError under `vmap`. The call in a compiled function raises ConfigurationError if a result does not have
+    the shape that `shapes` returned.
     """
     if not is_traced(given):
         if ordered:
@@ -46,9 +47,9 @@ def host_call(
         for result, compiled in zip(results, expected, strict=True):
             if result.shape != compiled.shape:
                 raise ConfigurationError(
-                    f"{what}: the result is {result.shape}, and the compiled function expected {compiled.shape}: "
-                    "under jit every rank has as many rows, in a world of the size in which it was compiled; call "
-                    "it outside of jit"
+                    f"{what}: the result has shape {result.shape}; the compiled function expected "
+                    f"{compiled.shape}: under jit, all ranks need equal numbers of rows, and the world "
+                    f"must have the same size as at compilation; call {what} outside of jit"
                 )
         return results
 
@@ -58,13 +59,14 @@ def host_call(
         if "vmap" not in str(error):
             raise
         raise ConfigurationError(
-            f"{what} is called under vmap, where ranks cannot communicate for each example; call it outside of vmap, "
-            "on the whole batch"
+            f"{what} is called under vmap, where ranks cannot communicate for each example; call "
+            f"{what} outside of vmap, on the whole batch"
         ) from error
 
 
 def is_traced(values: Sequence[Any]) -> bool:
-    """Return whether JAX traces: a value is unknown, or an operation on known values would not run now."""
+    """Return whether JAX is tracing: then `values` may be abstract arrays without numbers, and operations may be
+    recorded instead of executed."""
     return any(isinstance(value, jax.core.Tracer) for value in (*values, jnp.zeros((), bool)))
 
 
@@ -73,7 +75,7 @@ def differentiable(
     backward: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]],
     leaves: Sequence[Any],
 ) -> list[Any]:
-    """Return the results of `forward(leaves)`, which also returns the values that `backward` needs.
+    """Return the results of `forward(leaves)` as JAX values whose gradients `backward` computes.
 
     `backward(saved, grads)`: returns the gradients of all leaves; those of integers are ignored.
     """

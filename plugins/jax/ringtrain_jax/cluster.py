@@ -1,4 +1,4 @@
-"""`jax.distributed.initialize()` without arguments, in the world of the agent's variables.
+"""Support for `jax.distributed.initialize()` without arguments in a Ringtrain job.
 
 JAX itself reads the coordinator's address from a variable, and the number of processes through its list of cluster
 types, to which this module adds Ringtrain.
@@ -43,8 +43,8 @@ def add_to_clusters() -> None:
 
             @classmethod
             def get_local_process_id(cls) -> int | None:
-                """Return the device index of this process if several share a pod; None for a single process, which uses
-                all devices."""
+                """Return the device index of this process if several share a pod; None if it is alone and uses all
+                devices."""
                 return int(os.environ["LOCAL_RANK"]) if os.environ.get("LOCAL_WORLD_SIZE", "1") != "1" else None
 
         kinds.insert(0, kinds.pop())

@@ -1,4 +1,4 @@
-"""Collectives on pytrees, eagerly and under `jit`, with gradients.
+"""Collectives on pytrees, with gradients. They work eagerly and under `jit`.
 
 Gradients are those of the sum of all ranks' results, as in one process with all ranks' inputs.
 """
@@ -38,9 +38,10 @@ def allreduce(
     """Return `tree` with each leaf reduced over the ranks of `process_set`.
 
     `tree`: a pytree of arrays, of the same structure, shapes and dtypes on all ranks. `op`: Average (default), Sum,
-    Adasum, Min, Max or Product; averages of integers are rounded towards zero. `name`: pairs this call with the other
-    ranks' (default: a counter at run time). The factors multiply before and after. Raises ConfigurationError for wrong
-    arguments and MismatchError if ranks disagree; under `jit`, JAX raises its JaxRuntimeError with that message.
+    Adasum, Min, Max or Product; averages of integers are rounded towards zero. `name`: pairs this call with those of
+    the other ranks (default: a counter at run time). `prescale_factor` multiplies the arrays before the reduction,
+    `postscale_factor` the results. Raises ConfigurationError for wrong arguments and MismatchError if ranks disagree;
+    under `jit`, JAX raises its JaxRuntimeError with that message.
     """
     how = NamedReduction.of(op, None, prescale_factor, postscale_factor, process_set)
 
@@ -97,7 +98,7 @@ def allgather(tree: Any, name: str | None = None, process_set: ProcessSet = glob
 
 
 def broadcast(tree: Any, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set) -> Any:
-    """Return the `tree` of `root_rank` (a rank of the world). The sum of all ranks' gradients flows back to it.
+    """Return `tree` of `root_rank` (a rank of the world). Autodiff sums the gradients of the set on `root_rank`.
 
     `tree`: a pytree with the same structure, shapes and dtypes on all ranks.
     """
@@ -171,8 +172,8 @@ def reducescatter(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return `tree` with this rank's rows of each reduced leaf (`op`: Average or Sum). If the rows are not divisible,
-    the first ranks get one more. The gradient is gathered from all ranks."""
+    """Return `tree` with this rank's rows of each reduced leaf (`op`: Average or Sum). If the number of rows is not a
+    multiple of the number of ranks, the first ranks get one more. Autodiff gathers the gradients of all ranks."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
 
     def run(*given: Array) -> list[Array]:
@@ -217,8 +218,8 @@ def _by_dtype(
     name: str | None,
     function: Callable[[Sequence[Array], str | None, Sequence[int]], Sequence[Array]],
 ) -> list[Array]:
-    """Call `function(arrays of one dtype, their name, their positions)` for each dtype, because a reduction has one
-    dtype; return the results in the order of `given`."""
+    """Call `function(arrays, name, indices in `given`)` once for the arrays of each dtype, because a reduction has one
+    dtype. Return the results in the order of `given`."""
     places: dict[str, list[int]] = {}
     for place, array in enumerate(given):
         places.setdefault(array.dtype.name, []).append(place)

@@ -16,7 +16,7 @@ from ringtrain.errors import ConfigurationError
 
 
 class _PytreeLeaves:
-    """Weights that are the leaves of a pytree. `now`: the present leaves by name."""
+    """Weights of a DiLoCo that are the leaves of a pytree. `now`: the present leaves by name."""
 
     def __init__(self, leaves: dict[str, Any]) -> None:
         self.now = leaves
@@ -29,7 +29,7 @@ class _PytreeLeaves:
 
 
 class _InnerPytree:
-    """The inner optimizer's state, a pytree whose leaves are sent. `now`: the state after the last step."""
+    """State of the inner optimizer, a pytree, as `StatefulObject`. `now`: the state after the last step."""
 
     def __init__(self, now: Any) -> None:
         self.now = now
@@ -62,8 +62,8 @@ class DiLoCo(OnHostDiLoCo):
     the commit from which this rank continues.
 
     Call these methods between compiled steps, not inside of them. Each rank has its own inner optimizer state.
-    Collective: every rank creates it with the same tree and arguments and takes the same number of steps, else
-    MismatchError is raised. Maturity: Experimental.
+    Collective: every rank creates it with the same tree and arguments and takes the same number of steps;
+    otherwise MismatchError is raised. Maturity: Experimental.
     """
 
     _host: Any
@@ -95,11 +95,11 @@ class DiLoCo(OnHostDiLoCo):
 
     @property
     def inner(self) -> Any:
-        """The inner optimizer's state after the last step, or of the commit to which this rank returned."""
+        """State of the inner optimizer after the last step, or at the commit to which this rank rolled back."""
         return self._state.now
 
     def step(self, params: Any, samples: float = 1, inner: Any = None) -> Any:
-        """Synchronize if due after an inner step on `samples` samples; return the present parameters.
+        """Synchronize if due after an inner step on `samples` samples; return the parameters for the next step.
 
         `params`: the parameters after the inner step. `inner`: the inner optimizer's state after it.
 
@@ -116,7 +116,7 @@ class DiLoCo(OnHostDiLoCo):
         return self.params() if self.outer.step(samples) else params
 
     def finish(self, params: Any) -> Any:
-        """Synchronize all changes of inner steps until `params`, and return the outer weights.
+        """Synchronize the changes of all inner steps up to `params`, and return the outer weights.
 
         Collective. Call it at the end of training and before an evaluation.
         """
@@ -141,11 +141,12 @@ class DiLoCo(OnHostDiLoCo):
         self.outer.close()
 
     def _take(self, params: Any) -> None:
-        """Store `params` as the present leaves. Raises ConfigurationError for another tree, shape or dtype."""
+        """Store `params` as this rank's weights. Raises ConfigurationError if structure, shapes or dtypes changed."""
         leaves, structure = jax.tree.flatten(params)
         if structure != self._structure:
             raise ConfigurationError(
-                f"DiLoCo: the parameters are {structure}; expected the tree that it was created with, {self._structure}"
+                f"DiLoCo: the parameters are {structure}; expected the tree with which DiLoCo was "
+                f"created, {self._structure}"
             )
         leaves = [jnp.asarray(leaf) for leaf in leaves]  # JAX converts float64 of NumPy to float32
         for name, leaf in zip(self._leaves.now, leaves, strict=True):

@@ -1,4 +1,4 @@
-"""Pytrees as parts of an elastic state: with this module imported, `ringtrain.elastic.State` supports them.
+"""Support for pytrees in `ringtrain.elastic.State`. The support is registered when this module is imported.
 
 Pytrees of dicts, lists, tuples, named tuples and dataclasses are plain values of a state, and JAX arrays extend plain
 data. `PytreeHandler` handles other pytrees, some parts of which are not data (the functions of Flax's `TrainState`).
@@ -20,8 +20,7 @@ from ringtrain_jax.trees import filled_tree, to_state_dict
 
 @dataclass(frozen=True)
 class _CommittedPytree:
-    """Leaves and structure of a committed tree. Immutable, and its leaves are never exposed, so that a copy is the same
-    object."""
+    """Copy of a tree at a commit: leaves and structure. It is immutable, so a deep copy returns the same object."""
 
     leaves: list[Any]
     structure: Any
@@ -31,7 +30,7 @@ class _CommittedPytree:
 
 
 class PytreeHandler(StateHandler):
-    """Handler for pytrees with nodes of a framework, which are replaced and never changed in place.
+    """Handler for pytrees with nodes of another library, such as Flax. The tree is replaced, never changed in place.
 
     A new rank's leaves are assigned by their paths: its tree must have the same paths.
     """

@@ -28,7 +28,7 @@ def value_and_grad(
     op: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., Any]:
-    """Return `jax.value_and_grad(fun, argnums, has_aux)` with gradients that are averaged over the ranks.
+    """Return `jax.value_and_grad(fun, argnums, has_aux)` with gradients reduced over `process_set`.
 
         @jax.jit
         def step(params, state, batch):
@@ -81,8 +81,7 @@ def grad(
     op: Any = None,
     process_set: ProcessSet = global_process_set,
 ) -> Callable[..., Any]:
-    """Return `jax.grad(fun, argnums, has_aux)` with gradients that are averaged over the ranks: `value_and_grad`
-    without the value."""
+    """Return `jax.grad(fun, argnums, has_aux)` with reduced gradients, like `value_and_grad` without the value."""
     both = value_and_grad(fun, argnums, has_aux, op, process_set)
 
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -94,7 +93,7 @@ def grad(
 
 @dataclass
 class _GradientCalls:
-    """Running calls of this world: by process set and number, the submitted gradients by name."""
+    """Calls of `value_and_grad` in progress: submitted gradients by name, for each process set and call number."""
 
     begun: dict[tuple[Any, int], dict[str, Any]] = field(default_factory=dict)
 
@@ -104,8 +103,8 @@ def _jax_gradient_calls() -> _GradientCalls:
 
 
 def _begin_gradient_call(process_set: ProcessSet) -> Array:
-    """Return the lowest number without a running call: the same on all ranks, because such calls run in the same order.
-    Numbers are reused, so that ranks know the names of the next step."""
+    """Register a new call and return its number: the lowest unused one, so that all ranks use the same
+    gradient names."""
     begun, queue = _jax_gradient_calls().begun, queue_of(process_set)
     number = next(number for number in range(len(begun) + 1) if (queue, number) not in begun)
     begun[queue, number] = {}
@@ -113,7 +112,7 @@ def _begin_gradient_call(process_set: ProcessSet) -> Array:
 
 
 def _give_up_gradient_call(number: Any, process_set: ProcessSet) -> None:
-    """Release the number of a call that has failed on every rank before any gradient was submitted."""
+    """Release the number of a call that failed on every rank before it submitted a gradient."""
     key = (queue_of(process_set), -1 if is_traced([number]) else int(number))
     if not _jax_gradient_calls().begun.get(key, True):
         del _jax_gradient_calls().begun[key]
@@ -123,15 +122,15 @@ def _submit_jax_gradient(number: int, name: str, gradient: Array, how: NamedRedu
     handles = _jax_gradient_calls().begun[queue_of(how.process_set), number]
     if name in handles:
         raise ConfigurationError(
-            f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make the "
-            "loss a mean over the batch"
+            f"value_and_grad: the gradient of {name} was computed twice in one call, as under vmap; remove the vmap "
+            "and use the mean loss of the batch"
         )
     handles[name] = NamedCollective.allreduce(how, f"{number}{name}", "gradient").begin([gradient])
 
 
 def stream_gradient(leaf: Any, number: Any, name: str, submit: Callable[[int, str, Array], None]) -> Any:
-    """Return `leaf`. `submit(number, name, gradient)` receives its cotangent as soon as JAX has it, in memory that is
-    reused afterwards; a mark of the same shape replaces the cotangent."""
+    """Return `leaf` unchanged, but pass its gradient to `submit(number, name, gradient)` in the backward pass. `submit`
+    must copy the gradient; JAX receives a placeholder of the same shape instead."""
 
     def hand_over(own_number: Array, gradient: Array) -> list[Array]:
         submit(int(own_number), name, gradient)
@@ -153,7 +152,10 @@ def stream_gradient(leaf: Any, number: Any, name: str, submit: Callable[[int, st
 
 
 def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: Any, how: NamedReduction) -> list[Any]:
-    """Wait for the gradients, of which those with `marks` are submitted; a gradient without a mark is zeros."""
+    """Wait for the reductions `how` of call `number`, and return the reduced gradients of the parameters `names`.
+
+    `marks`: placeholders that JAX has instead of the gradients. Submits zeros for parameters without a gradient.
+    """
     shapes, dtypes = [mark.shape for mark in marks], [mark.dtype for mark in marks]
 
     def wait(own_number: Array, *_: Array) -> list[Array]:
@@ -168,5 +170,8 @@ def _reduced_jax_gradients(marks: Sequence[Any], names: Sequence[str], number: A
 
 
 def submission_results(marks: Sequence[Any]) -> list[Any]:
-    """Return values that exist once all gradients of `marks` are submitted."""
+    """Return one element of each non-empty placeholder in `marks`.
+
+    JAX computes these elements only after the gradients were submitted, so an operation on them runs after that.
+    """
     return [mark.reshape(-1)[0] for mark in marks if mark.size]

@@ -1,4 +1,4 @@
-"""Optimizer with optax's interface whose state is in host memory, divided among the ranks."""
+"""Optimizer with the interface of optax, whose state is in host memory and divided among the ranks."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ringtrain_jax.gradients import stream_gradient, submission_results
 
 
 class Submitted(NamedTuple):
-    """Gradients that were passed to the host: marks in their place, which have no meaning outside `update`."""
+    """Placeholders for gradients that were passed to the host. Only `update` of the same optimizer uses them."""
 
     marks: tuple[Any, ...]
 
 
 class Updates(NamedTuple):
-    """The new weights, for `apply_updates` of the same optimizer."""
+    """New weights, which `update` returns for `apply_updates` of the same optimizer."""
 
     weights: tuple[Any, ...]
 
@@ -70,9 +70,9 @@ class HostOptimizer(OnHostOptimizer):
         self._left: set[str] | None = None  # names of submitted gradients of a running call
 
     def init(self, params: Any) -> Any:
-        """Begin to train the pytree `params` of floating-point arrays from rank 0's values, which `params()` returns.
-        As in JAX without x64, float64 of numpy and Python's floats become float32. Return the state, a count of
-        updates: int32, of shape (). Collective, outside of `jit`.
+        """Begin to train the pytree `params` of floating-point arrays from the values of rank 0, which `params()`
+        returns. float64 of numpy and Python becomes float32, as in JAX without x64. Return the state: the number of
+        updates, int32 of shape (). Collective, outside of `jit`.
 
         Raises ConfigurationError for parameters that cannot be trained, MismatchError if ranks differ.
         """
@@ -93,9 +93,9 @@ class HostOptimizer(OnHostOptimizer):
         return jnp.asarray(0, jnp.int32)
 
     def value_and_grad(self, fun: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-        """Return `jax.value_and_grad(fun, has_aux=has_aux)` of the first argument, with gradients that are passed to
-        the host as soon as the backward pass has computed them. The returned gradients are marks for `update`. The
-        value is this rank's own. A parameter that `fun` does not use has zero gradients."""
+        """Return `jax.value_and_grad(fun, has_aux=has_aux)` of the first argument. Each gradient is passed to the host
+        as soon as the backward pass has computed it, and a placeholder for `update` is returned instead. The value is
+        not averaged over ranks. A parameter that `fun` does not use has zero gradients."""
 
         def run(params: Any, *args: Any, **kwargs: Any) -> tuple[Any, Submitted]:
             leaves = self._leaves(params, "params")
@@ -114,8 +114,8 @@ class HostOptimizer(OnHostOptimizer):
         return run
 
     def update(self, grads: Any, state: Any, params: Any = None) -> tuple[Updates, Any]:
-        """Return the argument of `apply_updates`, and the new state. `grads`: result of `value_and_grad`, or a pytree
-        of this rank's gradients, which are sent now; with these, `params` is used as in `value_and_grad`."""
+        """Return the argument of `apply_updates`, and the new state. `grads`: the result of `value_and_grad`; or a
+        pytree of this rank's gradients, for which `params` is the current weights (default: those on the host)."""
         if not isinstance(grads, Submitted):
             leaves = self._leaves(grads, "grads")
             known = [] if params is None else self._leaves(params, "params")
@@ -136,25 +136,25 @@ class HostOptimizer(OnHostOptimizer):
         return Updates(tuple(new)), new_state
 
     def apply_updates(self, params: Any, updates: Updates) -> Any:
-        """Return the new weights in the structure of `params`."""
+        """Return the new weights as a pytree with the structure of `params`."""
         if not isinstance(updates, Updates):
             raise ConfigurationError(
-                f"apply_updates: expected what update() of a HostOptimizer gave, got {type(updates).__name__}"
+                f"apply_updates: expected the result of update() of a HostOptimizer, got {type(updates).__name__}"
             )
         self._leaves(params, "params")
         return jax.tree.unflatten(self._structure, updates.weights)
 
     def params(self) -> Any:
-        """Return the weights on the host, as a pytree. Between updates, outside of `jit`."""
+        """Return the weights in host memory as a pytree. Call it between updates, outside of `jit`."""
         return jax.tree.unflatten(self._structure, [jnp.array(self._host.weights[name]) for name in self._names])
 
     def state(self) -> Any:
-        """Return the state that belongs to `params()`."""
+        """Return the state that belongs to the weights of `params()`."""
         return jnp.asarray(self._host.updates, jnp.int32)
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks, by path. Collective, between updates; see
-        `ringtrain.optim.HostOptimizer.state_dict`."""
+        """Gather weights and state of all ranks by path, as `ringtrain.optim.HostOptimizer.state_dict`. Collective,
+        between updates."""
         jax.effects_barrier()
         return self._host.state_dict(root, error_feedback)
 
@@ -164,8 +164,8 @@ class HostOptimizer(OnHostOptimizer):
         return self._host.shard_dict(error_feedback)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load weights and state from `state_dict` or `shard_dict`, saved with any number of ranks; continue with
-        `params()` and `state()`. Not collective: every rank loads the same state, after `init`."""
+        """Load weights and state from `state_dict` or `shard_dict`, saved with any number of ranks. Call it after
+        `init`, on every rank with the same state; then continue with `params()` and `state()`. Not collective."""
         jax.effects_barrier()
         self._host.load_state_dict(state)
 
@@ -177,8 +177,8 @@ class HostOptimizer(OnHostOptimizer):
     # Called by `ringtrain.elastic.State`; see `ringtrain.optim.HostOptimizer`.
 
     def rollback(self, to: int | None = None) -> int:
-        """Set this rank's part of weights and state to those after update `to`, with `elastic`; discard gradients of a
-        call that has failed."""
+        """Set this rank's part of weights and state to its values after update `to`. Needs `elastic`. Discards
+        gradients of a call that failed."""
         self._left = None
         return self._host.rollback(to)
 
@@ -191,17 +191,18 @@ class HostOptimizer(OnHostOptimizer):
     def _leaves(self, tree: Any, what: str) -> list[Any]:
         leaves, structure = jax.tree.flatten(tree)
         if self._host and structure != self._structure:
-            raise ConfigurationError(f"{what} is a {structure}; expected the value passed to init(), {self._structure}")
+            raise ConfigurationError(
+                f"{what} is a {structure}; expected the tree that was passed to init(), {self._structure}"
+            )
         return [jnp.asarray(leaf) for leaf in leaves]  # float64 of numpy is float32 in JAX
 
     def _begin(self, *params: Array) -> list[Array]:
-        """Begin the gradients of an update from `params`, a program's current weights; without them, from the
-        host's."""
+        """Begin an update from the weights `params`; without them, from the weights on the host."""
         if self._left:
             raise RingtrainError(
-                f"gradients of {min(self._left)} and others are on the host, and update() was not called with "
-                "them before the next ones: call it after each value_and_grad; where the call between failed, go "
-                "on from the last checkpoint, in a new world"
+                f"update() was not called with the gradients of {min(self._left)} and others before "
+                "the next value_and_grad; call update() after each value_and_grad. If update() "
+                "failed, resume from the last checkpoint in a new world"
             )
         host = self._host
         host.take_weights_from(dict(zip(self._names, params, strict=False)))
@@ -211,17 +212,19 @@ class HostOptimizer(OnHostOptimizer):
     def _submit(self, _: int, name: str, gradient: Array) -> None:
         if self._left is None or name in self._left:
             raise ConfigurationError(
-                f"value_and_grad: the gradient of {name} came twice in one call; expected no vmap around it: make "
-                "the loss a mean over the batch"
+                f"value_and_grad: the gradient of {name} was computed twice in one call, as under vmap; remove "
+                "the vmap and use the mean loss of the batch"
             )
         self._left.add(name)
         self._host.submit(name, gradient)
 
     def _finish(self, *_: Array) -> list[Array]:
-        """Return the update count and copies of the new weights: JAX may use an array's memory for a value."""
+        """Return the update count and the new weights. Weights are copied, because JAX may reuse an array's memory."""
         host = self._host
         if self._left is None:
-            raise ConfigurationError("update() was called twice with the same gradients")
+            raise ConfigurationError(
+                "update() was called twice with the same gradients; call value_and_grad before each update()"
+            )
         for name in self._names:
             if name not in self._left:
                 self._submit(0, name, np.zeros_like(host.weights[name]))

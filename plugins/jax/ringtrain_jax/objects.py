@@ -42,8 +42,8 @@ def allgather_object(
 def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSet = global_process_set) -> Any:
     """Return the pytree `params` of `root_rank`: parameters, the state of an optax optimizer, keys of `jax.random`.
 
-    `params`: a pytree with the same structure, shapes and dtypes on all ranks; leaves become JAX arrays. Not under
-    `jit`.
+    `params`: a pytree with the same structure, shapes and dtypes on all ranks; leaves become JAX arrays. Do not call it
+    under `jit`.
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(params)
     begun = []
@@ -51,7 +51,8 @@ def broadcast_parameters(params: Any, root_rank: int = 0, process_set: ProcessSe
         name = f"parameters{jax.tree_util.keystr(path)}"
         if isinstance(leaf, jax.core.Tracer):
             raise ConfigurationError(
-                f"broadcast_parameters: {name} is traced; call it before jit, once, or broadcast() within it"
+                f"broadcast_parameters: {name} is traced by jit; call broadcast_parameters outside of "
+                "jit, or call broadcast() instead"
             )
         begun.append((leaf, NamedCollective.broadcast(root_rank, process_set, name).begin([_plain_leaf(leaf)])))
     received = [_like(leaf, promise.result()[0]) for leaf, promise in begun]
@@ -74,7 +75,7 @@ def _like(leaf: Any, array: Any) -> Any:
 def _packed_pytree(value: Any) -> bytes:
     """Return the bytes of a JAX array. Raises ConfigurationError for other objects."""
     if not isinstance(value, jax.Array) or isinstance(value, jax.core.Tracer):
-        raise ConfigurationError(f"{kind_of(value)} is no array that has a value")
+        raise ConfigurationError(f"{kind_of(value)} cannot be sent; expected a JAX array with a value")
     kind = str(jax.random.key_impl(value)) if is_key(value) else ""
     return encode_value((kind, _plain_leaf(value)))
 

@@ -19,13 +19,13 @@ _KEY = {"impl", "data"}
 
 
 def to_state_dict(tree: Any) -> dict[str, Any]:
-    """Copy the leaves of `tree` to the host: `['layer']['w']` to a numpy array of the same shape and dtype.
+    """Return the leaves of `tree` as numpy arrays by path, such as `['layer']['w']`, of the same shape and dtype.
 
         checkpoints.save(step, {"params": hvd.to_state_dict(params), "opt": hvd.to_state_dict(opt_state)})
 
     `tree`: any pytree whose leaves are arrays or Python numbers, which do not change: parameters, the state of an optax
-    optimizer, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`. Not under `jit`.
-    Raises ConfigurationError with the path of any other leaf.
+    optimizer, a `TrainState` of Flax. A typed key of `jax.random` becomes its `impl` and `data`. Do not call it under
+    `jit`. Raises ConfigurationError with the path of any other leaf.
     """
     return {name: _plain_tree_leaf(name, leaf) for name, leaf in _named_leaves(tree).items()}
 
@@ -43,16 +43,15 @@ def from_state_dict(tree: Any, state: Mapping[str, Any]) -> Any:
 
 
 def filled_tree(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
-    """Fill `tree` like `from_state_dict`. Without `checks` leaves may have other shapes and dtypes: those of
-    `state`."""
+    """Return `tree` filled as by `from_state_dict`. Without `checks`, leaves take the shapes and dtypes of `state`."""
     own = _named_leaves(tree)
     for name in (*own, *state):
         if (name in own) != (name in state):
             where, other = ("the tree", "the state") if name in own else ("the state", "the tree")
             raise ConfigurationError(
-                f"from_state_dict: {name or 'the leaf'} is in {where} and not in {other}, which has "
-                f"{', '.join([*(state if name in own else own)][:8]) or 'nothing'}; make the tree as the one that "
-                "was saved"
+                f"from_state_dict: {name or 'the leaf'} is in {where}, but not in {other}, which has "
+                f"{', '.join([*(state if name in own else own)][:8]) or 'nothing'}; build the same "
+                "tree as the saved one"
             )
     if checks:
         for name, leaf in own.items():
@@ -61,11 +60,11 @@ def filled_tree(tree: Any, state: Mapping[str, Any], checks: bool) -> Any:
 
 
 def _named_leaves(tree: Any) -> dict[str, Any]:
-    """Return the leaves of `tree` by path, in its order. Raises ConfigurationError if two have the same path."""
+    """Return the leaves of `tree` by path, in the tree's order. Raises ConfigurationError if two have the same path."""
     named: dict[str, Any] = {}
     for path, leaf in jax.tree_util.tree_flatten_with_path(tree)[0]:
         if (name := jax.tree_util.keystr(path)) in named:
-            raise ConfigurationError(f"two leaves of the tree have the path {name}; name them by texts or numbers")
+            raise ConfigurationError(f"two leaves of the tree have the path {name}; use strings or numbers as keys")
         named[name] = leaf
     return named
 
@@ -88,8 +87,8 @@ def _check_tree_leaf(name: str, leaf: Any, saved: Any) -> None:
     here, there = _described_tree_leaf(leaf), _described_tree_leaf(saved)
     if here != there and not (_is_scalar_leaf(leaf) and _is_scalar_leaf(saved) and _NUMBER in (here, there)):
         raise ConfigurationError(
-            f"from_state_dict: {name or 'the leaf'} is {here} in the tree and {there} in the state; make the tree "
-            "as the one that was saved, and convert what comes back"
+            f"from_state_dict: {name or 'the leaf'} is {here} in the tree and {there} in the state; build the same "
+            "tree as the saved one, and convert the result"
         )
 
 

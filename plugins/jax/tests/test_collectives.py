@@ -16,10 +16,9 @@ import ringtrain.jax as hvd
 # What takes longest here is compiling.
 RUN_IN = {
     "framework": "ringtrain.jax",
-    "ranks": [1, 2, 3],
+    "ranks": [1, 3],
     "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     "needs": ["jax", "optax"],
-    "one_in": 3,
 }
 
 ROOT = SIZE - 1
@@ -167,7 +166,7 @@ def test_rows_that_differ():
     expected = jax.grad(lambda xs: sum(of_rank(jnp.concatenate(xs), rank) for rank in RANKS))(mine)
     same(grads, expected[RANK], "gradient")
     if SIZE > 1:
-        assert "under jit every rank has as many rows" in error_of(lambda: jax.jit(hvd.allgather)(mine[RANK]))
+        assert "under jit, all ranks need equal numbers of rows" in error_of(lambda: jax.jit(hvd.allgather)(mine[RANK]))
 
 
 def test_alltoall_with_splits():
@@ -266,7 +265,7 @@ def test_broadcast_parameters():
         assert (float(own["scale"]), type(state), nothing) == (root, type(tree[1]), None)
         assert (jax.random.bits(key) == jax.random.bits(jax.random.key(root))).item()
         assert old_key.tolist() == jax.random.PRNGKey(root).tolist()
-    assert "before jit" in error_of(lambda: jax.jit(hvd.broadcast_parameters)(params))
+    assert "outside of jit" in error_of(lambda: jax.jit(hvd.broadcast_parameters)(params))
 
 
 def test_join_of_uneven_data():

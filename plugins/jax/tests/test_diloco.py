@@ -17,10 +17,9 @@ from ringtrain.optim import SGD, Nesterov
 # What takes longest here is compiling.
 RUN_IN = {
     "framework": "ringtrain.jax",
-    "ranks": [1, 2, 3],
+    "ranks": [1, 3],
     "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     "needs": ["jax", "optax"],
-    "one_in": 3,
 }
 
 INNER = jax.jit(stepped(optax.sgd(0.1), jax.value_and_grad))
@@ -126,7 +125,7 @@ def test_parameters_of_numpy_are_what_jax_makes_of_them():
 
 def test_what_diloco_refuses():
     diloco = begun()
-    with pytest.raises(ConfigurationError, match="expected the tree that it was created with"):
+    with pytest.raises(ConfigurationError, match="expected the tree with which DiLoCo was created"):
         diloco.step({"w": jnp.zeros(2)})
     with pytest.raises(ConfigurationError, match=r"layer0'\]\['b'\] is float16\[8\]; expected float32\[8\]"):
         diloco.step(jax.tree.map(lambda leaf: leaf.astype("float16"), model()))

@@ -11,7 +11,6 @@ RUN_IN = {
     "framework": "ringtrain.jax",
     "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     "needs": ["jax", "optax"],
-    "one_in": 8,
 }
 
 

@@ -19,7 +19,6 @@ RUN_IN = {
     "framework": "ringtrain.jax",
     "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     "needs": ["jax", "optax", "flax"],
-    "one_in": 8,
 }
 
 X = np.random.default_rng(0).normal(size=(8, 6)).astype("float32")

@@ -21,10 +21,9 @@ from ringtrain.optim import SGD, Adam, AdamW
 # What takes longest here is compiling.
 RUN_IN = {
     "framework": "ringtrain.jax",
-    "ranks": [1, 2, 3],
+    "ranks": [1, 3],
     "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     "needs": ["jax", "optax"],
-    "one_in": 3,
 }
 
 
@@ -242,25 +241,25 @@ def test_what_cannot_be():
     with pytest.raises(ConfigurationError, match=r"call init\(params\) first"):
         optimizer.value_and_grad(lambda p: p["a"].sum())(params)
     state = optimizer.init(params)
-    with pytest.raises(ConfigurationError, match="expected the value passed to init"):
+    with pytest.raises(ConfigurationError, match="expected the tree that was passed to init"):
         optimizer.value_and_grad(lambda p: p["b"].sum())({"b": jnp.ones(2)})
     with pytest.raises(ConfigurationError, match=r"weight .* is float32\[3\]; expected float32"):
         optimizer.value_and_grad(lambda p: p["a"].sum())({"a": jnp.ones(3)})
     _, grads = optimizer.value_and_grad(lambda p: p["a"].sum())(params)
-    with pytest.raises(rt.RingtrainError, match=r"update\(\) was not called with them"):
+    with pytest.raises(rt.RingtrainError, match=r"update\(\) was not called with the gradients of"):
         optimizer.value_and_grad(lambda p: p["a"].sum())(params)
     updates, state = optimizer.update(grads, state)
     with pytest.raises(ConfigurationError, match="called twice with the same gradients"):
         optimizer.update(grads, state)
     with pytest.raises(ValueError, match="structure"):
         optax.apply_updates(params, updates)
-    with pytest.raises(ConfigurationError, match="expected what update"):
+    with pytest.raises(ConfigurationError, match="expected the result of update"):
         optimizer.apply_updates(params, params)
     examples = jnp.ones((3, 2))
     words = error_of(
         lambda: jax.vmap(lambda x: optimizer.value_and_grad(lambda p: (p["a"] * x).sum())(params))(examples)
     )
-    assert "expected no vmap around it" in words
+    assert "remove the vmap" in words
 
 
 def test_ranks_that_differ_are_told():

@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 import yaml
 from support.commands import completed
 from support.needs import need
@@ -47,7 +46,6 @@ def trainjob() -> str:
     return yaml.safe_dump_all(objects)
 
 
-@pytest.mark.sampled
 def test_two_processes_are_one_world(tmp_path: Path) -> None:
     """Each knows its number, and a gather over both has what both gave."""
     made = completed([DTJ, "convert", "-"], input=trainjob(), check=True)

@@ -21,10 +21,9 @@ from ringtrain.errors import ConfigurationError
 # What takes longest here is compiling.
 RUN_IN = {
     "framework": "ringtrain.jax",
-    "ranks": [1, 2, 3],
+    "ranks": [1, 3],
     "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
     "needs": ["jax", "optax"],
-    "one_in": 3,
 }
 
 
@@ -103,8 +102,8 @@ def test_what_differs_is_named():
     """The error contains the path and both values."""
     kept = hvd.to_state_dict({"a": {"w": jnp.ones(2)}, "key": jax.random.key(0), "step": 3})
     cases = [
-        ({"a": {"w": jnp.ones(2), "b": jnp.ones(1)}}, r"\['a'\]\['b'\] is in the tree and not in the state"),
-        ({"key": None}, r"\['key'\] is in the state and not in the tree"),
+        ({"a": {"w": jnp.ones(2), "b": jnp.ones(1)}}, r"\['a'\]\['b'\] is in the tree, but not in the state"),
+        ({"key": None}, r"\['key'\] is in the state, but not in the tree"),
         ({"a": {"w": jnp.ones(3)}}, r"\['a'\]\['w'\] is float32\[3\] in the tree and float32\[2\] in the state"),
         ({"a": {"w": jnp.ones(2, "bfloat16")}}, r"is bfloat16\[2\] in the tree and float32\[2\] in the state"),
         (

@@ -2,4 +2,4 @@
 
 from ringtrain_job.cli.commands import LazyCommand
 
-COMMANDS = (LazyCommand("rsh", "ringtrain_mpi.rsh_command:rsh", "Run a command in a worker, for mpirun.", True),)
+COMMANDS = (LazyCommand("rsh", "ringtrain_mpi.rsh_command:rsh", "Run a command in a worker; used by mpirun.", True),)

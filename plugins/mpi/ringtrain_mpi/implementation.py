@@ -1,4 +1,4 @@
-"""Detection of the image's MPI implementation from the output of mpirun."""
+"""Search for mpirun in the image, and detection of its MPI implementation from `mpirun --version`."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from ringtrain_job.control.model import CannotRun, Reason
 
 
 class MpiImplementation(StrEnum):
-    """MPI implementations: the values of `spec.mpi.implementation`."""
+    """MPI implementations, with the values of `spec.mpi.implementation`."""
 
     OPEN_MPI = "OpenMPI"
     MPICH = "MPICH"
@@ -20,13 +20,13 @@ class MpiImplementation(StrEnum):
 
     @property
     def starts_by_hydra(self) -> bool:
-        """Whether mpirun is MPICH's Hydra, or Intel's fork of it; their libraries have the same ABI."""
+        """Whether this mpirun is Hydra: MPICH's or Intel's. Their MPI libraries have the same ABI."""
         return self is not MpiImplementation.OPEN_MPI
 
 
 @dataclass(frozen=True)
 class MpirunVersion:
-    """A detected mpirun. `version`: version number, such as 4.1.4."""
+    """An mpirun found in the image. `path`: its path; `version`: its version number, such as 4.1.4."""
 
     path: str
     implementation: MpiImplementation
@@ -60,7 +60,7 @@ _ANSWER_S = 30.0
 
 
 def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str | None = None) -> MpirunVersion:
-    """Return the mpirun to use: `program` if the user names one, else the first of `wanted` in PATH, or in `path`.
+    """Return the mpirun to use: `program` if the user names one, else the first of kind `wanted` in `path` or PATH.
 
     Raises CannotRun: MpirunNotFound if there is none, WrongImplementation if all belong to another implementation.
     """
@@ -88,8 +88,11 @@ def find_mpirun(wanted: MpiImplementation, program: str | None = None, path: str
 
 
 def _mpirun_candidates(names: Sequence[str], wanted: MpiImplementation, path: str) -> Iterator[str]:
-    """Yield the programs of `names` in `path`, and Intel's from its variable or its packages' folder. Intel's mpirun is
-    replaced by the mpiexec.hydra in the same folder."""
+    """Yield the paths of programs called `names` in the folders of `path`, which has the form of PATH.
+
+    For Intel MPI, also search its installation folders. If a found program's folder has mpiexec.hydra, yield that
+    instead of the program.
+    """
     is_intel = wanted is MpiImplementation.INTEL
     root = os.environ.get("I_MPI_ROOT")
     folders = [*([f"{root}/bin"] if root else []), *INTEL_FOLDERS] if is_intel else []
@@ -99,7 +102,7 @@ def _mpirun_candidates(names: Sequence[str], wanted: MpiImplementation, path: st
 
 
 def identify_mpirun(path: str, answer: str) -> MpirunVersion | None:
-    """Return the mpirun at `path`, identified by its `answer` to --version; None if that is unknown."""
+    """Return the mpirun at `path`, identified by `answer`, its output for --version; None if it is unknown."""
     for implementation, pattern in _VERSIONS:
         match = pattern.search(answer)
         if match:
@@ -108,7 +111,7 @@ def identify_mpirun(path: str, answer: str) -> MpirunVersion | None:
 
 
 def mpi_library_of(library: str) -> MpiImplementation | None:
-    """Return the implementation of the MPI library with the file name `library`; None if it is unknown."""
+    """Return the MPI implementation of a library by its file name, such as libmpi.so.40; None if unknown."""
     if library.startswith("libmpich.so"):
         return MpiImplementation.MPICH
     number = library.rpartition(".")[2]

@@ -1,4 +1,4 @@
-"""Additions for Intel MPI, whose mpirun is a fork of MPICH's: variables that its images set by an entrypoint."""
+"""Variables for Intel MPI, which Intel's images set in an entrypoint that does not run in a job's pods."""
 
 import os
 import shlex
@@ -13,21 +13,20 @@ _DAEMON = "hydra_bstrap_proxy"
 
 
 def intel_mpi_variables_passed_on(variables: Collection[str]) -> list[str]:
-    """Return options of mpirun that pass the launcher's MPI variables to ranks, in addition to their pod's
-    variables."""
+    """Return mpirun's options that pass the launcher's I_MPI_ and FI_ variables to all ranks."""
     names = [name for name in sorted(variables) if name.startswith(_PREFIXES)]
     names = [name for name in names if not name.startswith(_NOT_FOR_RANKS)]
     return ["-genvlist", ",".join(names)] if names else ["-genvnone"]
 
 
 def intel_daemon_variables(command: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of mpirun's daemon and its ranks if `command` starts Intel's daemon; empty otherwise."""
+    """Return Intel MPI's library paths for a daemon and its ranks; empty if `command` is not Intel's daemon."""
     words = shlex.split(command)
     return intel_installation_variables(words[0], inherited) if words and Path(words[0]).name == _DAEMON else {}
 
 
 def intel_installation_variables(program: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the library paths of the Intel MPI to which `program` belongs; empty if a variable contains them already.
+    """Return variables with the library paths of the Intel MPI that contains `program`; empty if I_MPI_ROOT is set.
 
     These are the variables that its env/vars.sh sets: of 2021.11 and newer, and of older versions, whose folders have
     other names.

@@ -1,4 +1,4 @@
-"""Unix socket server with a thread for each connection."""
+"""Unix socket server that handles each connection in a separate thread."""
 
 import contextlib
 import socket
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 class MpiSocketListener:
-    """Server that calls `serve(connection)` for each connection to the socket `path`, which only this user may open."""
+    """Server that calls `serve(connection)` in a thread for each connection to the Unix socket `path` of this user."""
 
     def __init__(self, path: Path, serve: Callable[[socket.socket], None], thread_name: str) -> None:
         self._serve = serve
@@ -20,7 +20,7 @@ class MpiSocketListener:
         threading.Thread(target=self._accept, name=thread_name, daemon=True).start()
 
     def close(self) -> None:
-        """Accept no more connections."""
+        """Stop accepting connections."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()

@@ -1,4 +1,4 @@
-"""Wrapper that mpirun starts instead of each rank: reports to the agent, runs the program, reports its end.
+"""Program that mpirun starts in place of each rank: it runs the rank's program and reports start and end to the agent.
 
 In this way the ranks themselves confirm the size of the world, their output is logged by rank without mpirun, and a
 program that never calls MPI_Init is detected. Like `rsh_client` this module imports little, so that it starts fast.
@@ -49,8 +49,8 @@ _EXEC_FAILED, _NOT_EXECUTABLE = 127, 126  # same codes as a shell
 
 @dataclass(frozen=True)
 class RankAssignment:
-    """Resources that the agent assigns to a rank: write ends for its output (the agent closes its copies), variables of
-    its environment, and the check-in file."""
+    """Answer of the agent to a rank's wrapper: pipes for log lines and reports, the rank's variables, and the path
+    of its check-in file."""
 
     log_fd: int
     report_fd: int
@@ -59,11 +59,14 @@ class RankAssignment:
 
 
 def main(program: list[str]) -> int:
-    """Run `program` as the rank that the environment names; return its exit code."""
+    """Run `program` as the rank that MPI's variables name; return its exit code."""
     rank, size = _first_mpi_variable(_RANK), _first_mpi_variable(_SIZE)
     registry = os.environ.get(REGISTRY)
     if rank is None or size is None or not registry or not program:
-        print("ringtrain mpi-rank: mpirun starts this, in a worker of an mpi job", file=sys.stderr)
+        print(
+            "ringtrain mpi-rank: only mpirun, in a worker of an mpi job, may start this program",
+            file=sys.stderr,
+        )
         return _EXEC_FAILED
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.connect(registry)
@@ -96,7 +99,7 @@ def _first_mpi_variable(names: tuple[str, ...]) -> int | None:
 
 
 def _mpi_rank_starter() -> str:
-    """Return the implementation of the mpirun that started this process, in the words of `spec.mpi.implementation`."""
+    """Return the implementation of the mpirun that started this process, as a value of `spec.mpi.implementation`."""
     if "OMPI_COMM_WORLD_RANK" in os.environ:
         return "OpenMPI"
     return "Intel" if "I_MPI_INFO_NP" in os.environ else "MPICH"
@@ -105,7 +108,7 @@ def _mpi_rank_starter() -> str:
 def _receive_assignment(connection: socket.socket) -> RankAssignment | None:
     answer = receive_message(connection)
     if answer is None:
-        print("ringtrain mpi-rank: the worker's agent hung up", file=sys.stderr)
+        print("ringtrain mpi-rank: the worker's agent closed the connection", file=sys.stderr)
         return None
     message, files = answer
     if "error" in message:
@@ -118,7 +121,7 @@ def _receive_assignment(connection: socket.socket) -> RankAssignment | None:
 
 
 class _MpiRankProgram:
-    """The rank's program, with observations while it runs."""
+    """The rank's program as a child process, and what the wrapper detects of it: MPI library, world, stop requests."""
 
     def __init__(self, program: list[str], rank: int, assigned: RankAssignment) -> None:
         self._program = program
@@ -157,16 +160,16 @@ class _MpiRankProgram:
         self._asked = True
 
     def exec_errno(self) -> int:
-        """Return the error number if the program could not be executed, else 0."""
+        """Return the errno of exec if the program could not be executed, else 0."""
         return int(os.read(self._exec_failure, 16) or 0)
 
     def is_stop_requested(self, code: int) -> bool:
-        """Return whether `code` is the exit by a stop signal that mpirun has sent."""
+        """Return whether mpirun has sent a stop signal and `code` is an exit by such a signal."""
         return self._asked and -code in _STOPPING
 
     def wait(self, stop: Callable[[], None]) -> int:
-        """Relay PMI messages until the program ends, and detect the MPI library that it loads. Return the program's
-        exit code, negative for a signal.
+        """Wait until the program ends; return its exit code, negative for a signal. Meanwhile, relay PMI messages and
+        detect the MPI library that it loads.
 
         `stop`: called when mpirun requests the end of the rank; it makes the agent stop the rank.
         """
@@ -193,7 +196,7 @@ class _MpiRankProgram:
                 patience = min(2 * patience, _LAST_LOOK_S)
 
     def world(self, size: int) -> int | None:
-        """Return the size of the world that the program joined, as far as detected; None if it joined none.
+        """Return the size of the MPI world that the program joined, as far as detectable; None if it joined none.
 
         `size`: size of the world that mpirun has created.
         """
@@ -211,12 +214,12 @@ class _MpiRankProgram:
 
     @property
     def library(self) -> str:
-        """File name of the program's MPI library, if it was detected."""
+        """File name of the MPI library that the program uses; empty if none was detected."""
         return self._library or _linked_library(self._program[0])
 
 
 class _MpiPmiRelay:
-    """Relay of PMI_FD between the rank and MPICH's process manager. `used`: the rank has sent something.
+    """Relay between the rank and MPICH's process manager (PMI_FD). `used`: whether the rank has sent data.
 
     `aborted`: exit code that the rank passed to MPI_Abort. The relay does not forward it, because the manager would
     kill all wrappers before the agent learns which rank began. The wrapper ends the rank, and itself with that code.
@@ -232,7 +235,7 @@ class _MpiPmiRelay:
 
     @classmethod
     def between_rank_and_manager(cls) -> "_MpiPmiRelay | None":
-        """Return a relay for PMI_FD; None if it does not exist (Open MPI)."""
+        """Return a relay for the file descriptor PMI_FD; None if the variable is not set, as with Open MPI."""
         number = os.environ.get("PMI_FD", "")
         if not number.isdecimal():
             return None
@@ -240,7 +243,7 @@ class _MpiPmiRelay:
         return cls(socket.socket(fileno=int(number)))
 
     def sources(self) -> dict[int, Callable[[], None]]:
-        """Return the callback for each file that can become readable."""
+        """Return the callbacks to run when a file descriptor becomes readable, by descriptor."""
         if not self._open:
             return {}
         return {self._own.fileno(): self._from_rank, self._manager.fileno(): self._from_manager}
@@ -269,7 +272,7 @@ class _MpiPmiRelay:
 
 
 def _watching_mpi_rank(check_in: str) -> dict[str, str]:
-    """Return variables that make Open MPI's MPI_Init, and ringtrain.init(), write the check-in file."""
+    """Return variables with which Open MPI's MPI_Init and `ringtrain.init()` write the file `check_in`."""
     variables = {CHECK_IN: check_in}
     if _mpi_rank_starter() == "OpenMPI" and _SHOW_PARAMETERS not in os.environ:
         # "enviro": only parameters set in the environment, so that little is written.
@@ -281,7 +284,7 @@ def _watching_mpi_rank(check_in: str) -> dict[str, str]:
 def _become_mpi_rank(
     program: list[str], environment: dict[str, str], assigned: RankAssignment, exec_failed: int
 ) -> None:
-    """Execute the program in the child process, or write the error number to `exec_failed`."""
+    """Execute the program in the forked child; if that fails, write errno to `exec_failed` and exit."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores them; the program must not inherit that
@@ -309,7 +312,7 @@ def _drain_pmi(file: int) -> None:
 
 
 def _mapped_library(pid: int) -> str:
-    """Return the MPI library that `pid` or one of its descendants has loaded; empty without one."""
+    """Return the MPI library that process `pid` or a descendant has loaded; empty if none."""
     pids = [pid]
     for one in pids:
         with contextlib.suppress(OSError):
@@ -323,7 +326,7 @@ def _mapped_library(pid: int) -> str:
 
 
 def _linked_library(program: str) -> str:
-    """Return the MPI library that the executable file `program` contains; empty for a script."""
+    """Return the MPI library named in the executable file `program`; empty for a script."""
     for folder in ("", *os.get_exec_path()):
         with contextlib.suppress(OSError), open(os.path.join(folder, program), "rb") as file:
             found = _LIBRARY.search(file.read())
@@ -332,7 +335,7 @@ def _linked_library(program: str) -> str:
 
 
 def _die_like_mpi_rank(number: int) -> None:
-    """End by the signal that ended the program, so that mpirun reports it."""
+    """End this process by the signal that ended the rank's program, so that mpirun reports that signal."""
     with contextlib.suppress(OSError, ValueError):
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,4 +1,4 @@
-"""`ringtrain rsh`, which mpirun runs instead of ssh: passes host, command and streams to the launcher.
+"""`ringtrain rsh`, which mpirun runs instead of ssh: sends host, command and its streams to the launcher.
 
 It runs once per worker, all at the same time, while the job starts. Therefore it imports only a few modules of the
 standard library, and mpirun gets a `shim` that calls `main` without the rest of the `ringtrain` command (importing gRPC
@@ -28,11 +28,11 @@ _WITH_VALUE = frozenset("bcDEeFIiJLlmOopQRSWw")
 
 
 class Usage(Exception):
-    """The arguments lack a host or a command."""
+    """Error in the arguments of `ringtrain rsh`: no host or no command."""
 
 
 def parse_rsh_arguments(arguments: list[str]) -> tuple[str, str]:
-    """Return (host, command) from ssh's arguments; ssh's options have no effect.
+    """Return (host, command) from arguments in ssh's form; ssh's options are ignored.
 
     The command's words are joined with blanks and meant for a shell, as with ssh. Raises Usage.
     """
@@ -50,11 +50,11 @@ def parse_rsh_arguments(arguments: list[str]) -> tuple[str, str]:
 
 
 class NotStarted(Exception):
-    """The launcher does not know the worker, or its agent did not start the command."""
+    """The launcher does not know the host, or the worker's agent did not start the command or was lost."""
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command on the host; see the module's docstring."""
+    """Run a command on a worker, as `ringtrain rsh` does; return its exit code. Errors are printed."""
     try:
         return run_rsh(arguments, is_daemon=True)
     except (Usage, NotStarted) as exc:
@@ -63,12 +63,13 @@ def main(arguments: list[str]) -> int:
 
 
 def run_rsh(arguments: list[str], is_daemon: bool) -> int:
-    """Run the command on the host; raise Usage and NotStarted. `is_daemon`: whether mpirun runs the command, so that
-    a failure of the command fails the job."""
+    """Run a command on a worker; return the command's exit code. `is_daemon`: whether mpirun calls this; then the job
+    fails if the command fails. Raises Usage for invalid arguments, NotStarted if the worker does not start the command.
+    """
     path = os.environ.get(SOCKET)
     if not path:
         print(
-            f"ringtrain rsh: {SOCKET} is not set: mpirun runs this inside a launcher of an mpi job",
+            f"ringtrain rsh: {SOCKET} is not set; only mpirun in the launcher of an mpi job may run this command",
             file=sys.stderr,
         )
         return FAILED

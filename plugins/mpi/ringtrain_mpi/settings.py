@@ -1,4 +1,4 @@
-"""Settings that only launcher and agents of an MPI job read."""
+"""Settings that launcher and agents of an MPI job read from their environment."""
 
 import shlex
 from dataclasses import dataclass
@@ -24,9 +24,9 @@ def _split_options(said: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class MpiSettings(Settings):
-    """`spec.mpi`. `options`: words for mpirun's command line. `own_address`: address of this pod; empty if unknown.
-    `hostfile`: path of mpirun's hostfile, or None if any path is allowed. `needs_init`: whether a success without
-    MPI_Init is a failure, or None if the launcher only logs a warning."""
+    """Settings of an MPI job's launcher. `options`: words for mpirun's command line. `own_address`: address of this
+    pod; empty if unknown. `hostfile`: path of mpirun's hostfile; None: a temporary file. `needs_init`: whether ranks
+    that succeed without MPI_Init are a failure; None: only a warning."""
 
     implementation: MpiImplementation = choice(
         contract.ENV_MPI_IMPLEMENTATION,
@@ -43,7 +43,7 @@ class MpiSettings(Settings):
 
 @dataclass(frozen=True, kw_only=True)
 class MpiAgentSettings(Settings):
-    """Settings of an MPI job's agent. `needs_init`: see `MpiSettings`. `directory`: directory of the ranks' registry;
+    """Settings of an MPI job's agent. `needs_init`: see `MpiSettings`. `directory`: folder of the registry socket;
     empty: a temporary one."""
 
     needs_init: bool | None = flag(contract.ENV_MPI_REQUIRE_INIT, None)

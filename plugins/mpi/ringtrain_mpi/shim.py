@@ -1,4 +1,4 @@
-"""Small executables that start a module of this package quickly."""
+"""Executables that call `main` of one module of this package and start faster than the `ringtrain` command."""
 
 import shlex
 import sys
@@ -22,7 +22,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 def write_shim(path: Path, module: str) -> None:
-    """Create an executable at `path` that calls `main(arguments)` of `module`, which may use only the standard
+    """Create an executable at `path` that calls `main(arguments)` of `module`. The module may import only the standard
     library."""
     files = {"ringtrain.shared": contract.__file__, "ringtrain_job": standalone.__file__, "ringtrain_mpi": __file__}
     folders = {name.partition(".")[0]: str(Path(file).parents[name.count(".")]) for name, file in files.items()}

@@ -3,11 +3,9 @@
 import shutil
 import sys
 from collections.abc import Mapping
-from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-import psutil
 from support.gang import DEADLINE_S, PodProcess, pod_environment, until
 from support.namespaces import Network
 from support.ports import free_ports
@@ -91,14 +89,8 @@ class MpiGang:
 
     def close(self) -> None:
         """Kill what still runs, and what it has started."""
-        running = [psutil.Process(pod.pid) for pod in self.pods if pod.process.poll() is None]
-        below = [child for process in running for child in process.children(recursive=True)]
         for pod in self.pods:
-            if pod.process.poll() is None:
-                pod.kill()
-        for child in below:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+            pod.end()
 
     def _environment(self, role: str, host: int) -> dict[str, str]:
         name = "job-launcher" if role == "launcher" else f"job-worker-{host - 1}"

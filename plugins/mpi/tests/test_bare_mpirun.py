@@ -37,7 +37,6 @@ def run(words: list[str], **variables: str) -> str:
     return done.stdout
 
 
-@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "transport"),
     [
@@ -67,7 +66,6 @@ def test_one_world_after_another(short_path: Path) -> None:
     assert sorted(printed.splitlines()) == sorted([f"rank {rank} of 2 sum 3.0" for rank in range(2)] * 3)
 
 
-@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "transport"),
     [

@@ -14,7 +14,6 @@ LocalGang = Callable[..., MpiGang]
 HELLO = "from mpi4py import MPI; print('rank', MPI.COMM_WORLD.rank, 'of', MPI.COMM_WORLD.size)"
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
 def test_a_script_with_the_hostfile(library: Library, local_gang: LocalGang, short_path: Path) -> None:
     """The file is at the declared path, in the implementation's format; ssh reaches its hosts, and the script handles a

@@ -13,7 +13,6 @@ HELLO = shlex.join(python("from mpi4py import MPI; print('rank', MPI.COMM_WORLD.
 FRESH = "PATH=/usr/local/bin:/usr/bin:/bin"  # what /etc/profile says where it is not Debian's
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     "words",
     [
@@ -37,7 +36,6 @@ def test_ranks_are_the_jobs(words: list[str], local_gang: LocalGang, short_path:
     assert [job.rank_log(rank) for rank in range(2)] == ["rank 0 of 2\n", "rank 1 of 2\n"]
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("given", ["by-a-profile", "by-a-path", "by-a-variable"])
 def test_an_mpirun_that_is_not_in_the_pods_path(given: str, local_gang: LocalGang, short_path: Path) -> None:
     """mpirun is found where a login shell finds it, by its path, or by Intel's variable. Intel's script of the same

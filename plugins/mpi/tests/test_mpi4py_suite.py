@@ -12,7 +12,6 @@ from mpi_libraries import MPICH, OPEN_MPI, OPEN_MPI_5, Library
 RUNNER = Path(sys.prefix) / "mpi4py-source/test/main.py"
 
 
-@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize(
     ("library", "modules"),
     [

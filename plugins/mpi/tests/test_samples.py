@@ -68,7 +68,6 @@ world.Barrier()
 """
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_killed_rank_restarts_the_gang(place: Path) -> None:
     """The attempt fails with that rank named, and the next one succeeds."""
     (place / "train.py").write_text(DIES_ONCE)
@@ -81,7 +80,6 @@ def test_a_killed_rank_restarts_the_gang(place: Path) -> None:
     assert all(f"rank {rank} in attempt 2" in log.read_text() for rank in range(2))
 
 
-@pytest.mark.sampled
 def test_pi_in_c(place: Path) -> None:
     """Four workers, a program that the image's build stage compiles."""
     OPEN_MPI.compile(place / "examples/mpi/pi.c", place / "examples/mpi/pi")
@@ -91,7 +89,6 @@ def test_pi_in_c(place: Path) -> None:
     assert all(f"rank {rank} of 4: " in printed for rank in range(4))
 
 
-@pytest.mark.sampled(one_in=2)
 def test_pi_with_mpi4py(place: Path) -> None:
     """Two workers of two ranks, and a command of the launcher's own."""
     printed = run_sample(SAMPLES / "pi-mpi4py.yaml", place)
@@ -99,7 +96,6 @@ def test_pi_with_mpi4py(place: Path) -> None:
     assert all(f"rank {rank} of 4 on " in printed for rank in range(4))
 
 
-@pytest.mark.sampled(one_in=3)
 def test_digits_over_mpi(place: Path) -> None:
     """The sample script runs unchanged with MPI as its transport, for fewer epochs than in the sample."""
     sample = yaml.safe_load((SAMPLES / "digits-mpi.yaml").read_text())
@@ -111,7 +107,6 @@ def test_digits_over_mpi(place: Path) -> None:
     assert "per rank x 4 ranks" in printed
 
 
-@pytest.mark.sampled
 def test_allreduce_benchmark(place: Path) -> None:
     """Output contains latency and bandwidth for each size up to the sample's limit."""
     printed = run_sample(SAMPLES / "allreduce-mpi.yaml", place)

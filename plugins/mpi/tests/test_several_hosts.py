@@ -22,7 +22,6 @@ print("rank", world.rank, "of", world.size, "on", socket.gethostname(), "sum", t
 """
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize("library", ALL)
 @pytest.mark.parametrize("workers", [2, 4])
 def test_four_ranks_add_up_over_all_hosts(
@@ -42,7 +41,6 @@ def test_four_ranks_add_up_over_all_hosts(
         assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
 
 
-@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGang], short_path: Path) -> None:
     """With runLauncherAsWorker the first ranks of the world run on the launcher's host."""
@@ -57,7 +55,6 @@ def test_the_launcher_runs_ranks_too(library: Library, gang: Callable[..., MpiGa
         assert job.rank_log(rank) == f"rank {rank} of 4 on {host} sum 10.0 10.0\n"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("library", ALL)
 def test_workers_that_share_one_address(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """Workers may share an address under hostNetwork on one node, or with `dtj local`: every rank still runs in its own
@@ -74,7 +71,6 @@ def test_workers_that_share_one_address(library: Library, local_gang: Callable[.
     assert {words[-1] for words in logs} == {"0" if library.implementation == "OpenMPI" else "None"}
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("library", [OPEN_MPI, MPICH, INTEL_MPI], ids=["openmpi", "mpich", "intel"])
 def test_any_user_id(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """Launcher and workers run as a user that has no name, no home and no rights."""
@@ -92,7 +88,6 @@ def test_any_user_id(library: Library, local_gang: Callable[..., MpiGang], short
     assert [job.rank_log(rank) for rank in range(2)] == ["12345 12345 2\n"] * 2
 
 
-@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_options_of_the_spec_reach_mpirun(
     library: Library, local_gang: Callable[..., MpiGang], short_path: Path
@@ -111,7 +106,6 @@ def test_options_of_the_spec_reach_mpirun(
         assert job.rank_log(rank) == f"{rank}: two words, job-worker-{worker}\n"
 
 
-@pytest.mark.sampled(1, of="library", can_run=Library.is_there)
 @pytest.mark.parametrize("library", ALL)
 def test_a_script_calls_mpirun_twice(library: Library, local_gang: Callable[..., MpiGang], short_path: Path) -> None:
     """A launcher's script finds an mpirun that knows the job; each rank's log has what both runs wrote."""

@@ -26,7 +26,6 @@ time.sleep(600)
 """
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("library", "fault"),
     [

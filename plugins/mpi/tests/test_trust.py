@@ -165,15 +165,15 @@ def test_a_replayed_message_starts_nothing(agent: Agent, caplog: pytest.LogCaptu
         converse(agent, lambda _: recorded[0])
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert agent.spawned.commands == [CLAIM.command]
-    assert "refused to start a daemon" in caplog.text
-    assert "replayed" in caplog.text
+    assert "to start a daemon" in caplog.text
+    assert "replays a message" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("request_for", "message"),
     [
-        pytest.param(lambda nonce: start("another token", nonce), "without the job's token", id="other-token"),
-        pytest.param(lambda nonce: pb.RunRequest(stdin=b"x"), "did not begin with what", id="no-start"),
+        pytest.param(lambda nonce: start("another token", nonce), "lacks the job's token", id="other-token"),
+        pytest.param(lambda nonce: pb.RunRequest(stdin=b"x"), "not a start request", id="no-start"),
     ],
 )
 def test_a_wrong_first_message_starts_nothing(
@@ -192,7 +192,7 @@ def test_a_request_for_something_else_starts_nothing(
     agent: Agent, claim: MpiDaemonClaim, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The agent starts only what is for its own job and attempt."""
-    with pytest.raises(DaemonNotStarted, match="this agent belongs to attempt 3 of uid-1"):
+    with pytest.raises(DaemonNotStarted, match="this agent belongs to attempt 3 of job uid-1"):
         ask(agent.launcher(), agent, claim)
     assert agent.spawned.commands == []
-    assert "refused to start a daemon" in caplog.text
+    assert "to start a daemon" in caplog.text

@@ -1,1 +1,1 @@
-"""Page of a run: all data of its log store as one HTML file, or served live."""
+"""HTML page of a run, with all data of its log folder: served live by the launcher, or written as one file."""

@@ -1,4 +1,4 @@
-"""Access to a launcher's page by a token that gives no other right."""
+"""Token, link and cookie with which a browser may open a run's page. They give no access to the launcher's API."""
 
 import hashlib
 import hmac
@@ -16,26 +16,26 @@ from ringtrain_job.logs.layout import AttemptFiles
 
 
 def page_token(secret: str) -> str:
-    """Return the page's token for a launcher with the token `secret`.
+    """Return the token of the page. It is derived from `secret`, the token of the launcher's API.
 
-    It opens the page, but neither `/status` nor `/workers`. `secret` cannot be computed from it.
+    The token opens the page, but neither `/status` nor `/workers`. `secret` cannot be computed from the token.
     """
     return hmac.new(secret.encode(), b"ringtrain page", hashlib.sha256).hexdigest()
 
 
 def page_link(port: int, secret: str, path: str = "/") -> str:
-    """Return the link to `path` of a page that is served on `port` of this machine."""
+    """Return the URL, with token, of `path` on a page server at `port` of this machine."""
     return f"http://{host_port(loopback_address(), port)}{path}?token={page_token(secret)}"
 
 
 def started_run_lines(environment: Mapping[str, str]) -> list[str]:
-    """Return the lines that `ringtrain run` prints when its launcher has started: the link if the page is served."""
+    """Return the lines that `ringtrain run` prints after start: the page's link, or none if no page is served."""
     token = environment.get(contract.ENV_STATUS_TOKEN)
     return [f"page: {page_link(int(environment[contract.ENV_STATUS_PORT]), token)}"] if token else []
 
 
 class PageAccess:
-    """Checks the page's tokens. `job`: a text that all launchers of a job share, and that differs between jobs.
+    """Check of page tokens and cookies. `job`: text that only the launchers of one job share, for the cookie's name.
 
     Browsers send a cookie to every port of a host. So its name depends on the job, and its value is the page's token:
     pages do not use each other's cookie, and another program on a port of the host gets only access to the page.
@@ -46,11 +46,11 @@ class PageAccess:
         self._cookie = f"ringtrain-{hashlib.sha256(job.encode()).hexdigest()[:8]}"
 
     def has(self, shown: str) -> bool:
-        """Return whether `shown` is a token of the page, in constant time."""
+        """Return whether `shown` is a valid token of the page. Takes constant time."""
         return is_one_of(shown, self._tokens)
 
     def admits(self, authorization: str, cookies: str) -> bool:
-        """Return whether the header Authorization or Cookie has a token of the page."""
+        """Return whether the value of the header Authorization or Cookie contains a valid token."""
         if self.has(bearer(authorization)):
             return True
         # Not SimpleCookie: it returns no cookie if one is malformed, and other programs on this host set theirs.
@@ -58,12 +58,12 @@ class PageAccess:
         return any(name == self._cookie and self.has(value) for name, _, value in found)
 
     def set_cookie(self, token: str) -> str:
-        """Return the header Set-Cookie for a client with `token`. Lax: links from other pages work."""
+        """Return a Set-Cookie value that stores `token`. SameSite=Lax, so that links from other sites work."""
         return f"{self._cookie}={token}; HttpOnly; SameSite=Lax; Path=/"
 
 
 def write_page_file(files: AttemptFiles, link: str, ranks: int | None) -> None:
-    """Write the link to a running run's page into a file for `ringtrain ui`, readable by this user only.
+    """Write the page's link to a file that only this user can read, so that `ringtrain ui` finds a running run's page.
 
     `ranks`: number of ranks; None if it changes.
     """
@@ -75,7 +75,7 @@ def write_page_file(files: AttemptFiles, link: str, ranks: int | None) -> None:
 
 
 def read_page_file(files: AttemptFiles) -> dict[str, Any]:
-    """Return the page file's content, `link` and `worldSize`; empty if it does not exist or is another host's."""
+    """Return `link` and `worldSize` from the file of `write_page_file`; empty if missing or written on another host."""
     try:
         found = json.loads(files.page.read_text())
         return found if found["host"] == socket.gethostname() else {}

@@ -1,4 +1,4 @@
-"""The plugin's commands of `ringtrain`, found by the entry point `ringtrain.commands`."""
+"""Table of the commands that this plugin adds to `ringtrain` (entry point `ringtrain.commands`)."""
 
 from ringtrain_job.cli.commands import LazyCommand
 

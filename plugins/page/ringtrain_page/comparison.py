@@ -1,4 +1,4 @@
-"""Comparison of runs: a row for each run, a column for each fact and for each setting that differs."""
+"""Comparison of runs: one row per run, with columns for its results and for settings that differ."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -12,7 +12,7 @@ MOST_COMPARED: Final = 12
 
 
 def comparison_document(runs: Sequence[Run]) -> dict[str, Any]:
-    """Return the data of a page with several runs: a table, and curves with a line for each run."""
+    """Return the data of a page that compares runs: a table of `runs`, and curves with one line per run."""
     documents = [summarize_page(run.files) for run in runs]
     curves: dict[str, dict[str, Any]] = {}
     for run, document in zip(runs, documents, strict=True):
@@ -32,9 +32,10 @@ def comparison_document(runs: Sequence[Run]) -> dict[str, Any]:
 
 
 def differing_settings(runs: Sequence[Run], config_only: bool) -> dict[str, list[str]]:
-    """Return by name the settings in which the runs differ: a text for each run, empty if it has no value.
+    """Return the settings in which the runs differ: by name, one value per run, empty where a run has none.
 
-    `config_only`: only the settings passed to ringtrain.report_config, without command, image, commit and versions.
+    `config_only`: whether to compare only settings passed to ringtrain.report_config, not command, image, commit and
+    versions.
     """
     abouts = [_settings_of(read_run_description(run.files), config_only) for run in runs]
     names = dict.fromkeys(name for about in abouts for name in about)
@@ -44,7 +45,8 @@ def differing_settings(runs: Sequence[Run], config_only: bool) -> dict[str, list
 
 
 def _distinct_words(commands: Sequence[str]) -> list[str]:
-    """Return the words of each command without the common first and last words; keep the option before them."""
+    """Return each command without the words at its beginning and end that all commands share. If the first word left is
+    an option's value, the option is included."""
     split = [command.split() for command in commands]
     most = min(map(len, split))
     first = next((i for i in range(most) if len({words[i] for words in split}) > 1), most)
@@ -54,7 +56,10 @@ def _distinct_words(commands: Sequence[str]) -> list[str]:
 
 
 def _settings_of(about: dict[str, Any], config_only: bool) -> dict[str, str]:
-    """Return a run's settings as texts by name."""
+    """Return a run's settings by name, as texts. `about`: content of the run's run.json.
+
+    `config_only`: whether to return only settings passed to ringtrain.report_config.
+    """
     config = {name: str(value) for name, value in about.get("config", {}).items()}
     if config_only:
         return config

@@ -1,4 +1,4 @@
-"""Curve of any number of points in a bounded number of bins."""
+"""Curve for the page that averages any number of points into a bounded number of bins."""
 
 import math
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ _LARGEST = 1e300
 
 @dataclass
 class PageCurve:
-    """Means of values by position (0 and above), in at most `MOST_BINS` bins of equal width.
+    """Curve that stores means of its values in at most `MOST_BINS` bins of equal width. Positions are >= 0.
 
     When one more bin would be needed, every bin doubles its width, so memory does not grow with the run.
     """
@@ -36,11 +36,11 @@ class PageCurve:
             self._bins[key // 2] = (other_total + total, other_count + count)
 
     def means(self) -> list[list[float]]:
-        """Return [start of the bin, mean of its values], ordered by position."""
+        """Return the curve's points [start of the bin, mean of its values] in order."""
         return [[key * self.width, total / count] for key, (total, count) in sorted(self._bins.items())]
 
     def rates(self, count: int, length: float) -> list[list[float]]:
-        """Return [position, sum of values divided by length] of `count` equal parts of 0 to `length`.
+        """Return [start, sum of values / duration] for `count` equal parts of 0 to `length`, for example samples/s.
 
         `length` is the last added position. A part without values has rate 0. A bin's values are spread evenly over the
         bin.

@@ -1,4 +1,4 @@
-"""HTML page of a run."""
+"""HTML documents of the page: page.html with a run's data inserted."""
 
 import json
 from importlib.resources import files
@@ -10,22 +10,22 @@ _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028",
 
 
 def live_page() -> str:
-    """Return the document without data; the launcher that serves it sends them."""
+    """Return the HTML of a live page without data; its script requests the data from the launcher."""
     return _serving_page({"live": True})
 
 
 def runs_page(directory: str) -> str:
-    """Return the document that lists the runs below `directory`; it requests their data repeatedly."""
+    """Return the HTML of the list of runs in folder `directory`; its script requests the data repeatedly."""
     return _serving_page({"list": directory})
 
 
 def _serving_page(run: dict[str, Any]) -> str:
-    """Return the document with permission to connect to its own server."""
+    """Return the HTML of a page whose script may connect to the server that sent it."""
     return page(run).replace("connect-src 'none'", "connect-src 'self'", 1)
 
 
 def page(run: dict[str, Any]) -> str:
-    """Return one self-contained HTML document with the data `run` of `summarize_page`."""
+    """Return a self-contained HTML page with the data `run`, such as the result of `summarize_page`."""
     data = json.dumps(run, ensure_ascii=False, separators=(",", ":"))
     for character, escape in _ESCAPES.items():
         data = data.replace(character, escape)

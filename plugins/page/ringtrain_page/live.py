@@ -1,4 +1,4 @@
-"""Data of a running job's page, from the launcher's own state."""
+"""Data of a running job's page, read from the memory of its launcher."""
 
 import json
 import threading
@@ -20,7 +20,7 @@ _STATES = {RankPhase.SUCCEEDED: "Succeeded", RankPhase.FAILED: "Failed", RankPha
 
 
 class PageFigures(Protocol):
-    """Figures that the page draws. Acquire `lock` to read them."""
+    """Curves and machine samples that `PageObserver` collects. Acquire `lock` to read them."""
 
     lock: threading.Lock
     metrics: PageMetrics
@@ -28,14 +28,14 @@ class PageFigures(Protocol):
 
 
 class LivePage:
-    """Documents of a running attempt, in the format of `summary.py`. Safe to call from several threads."""
+    """Data of a running attempt's page, in the format of `summarize_page`. Several threads may call its methods."""
 
     def __init__(self, snapshot: StatusSnapshot, figures: PageFigures) -> None:
         self._snapshot, self._figures = snapshot, figures
         self._others = earlier_attempt_summaries(snapshot.store.files)
 
     def document(self) -> dict[str, Any]:
-        """Return the data of the page without the log. NaN and infinities become None."""
+        """Return the data of the page as it is now, without log lines. Numbers may be NaN or infinite."""
         snapshot = self._snapshot
         verdict, files = snapshot.verdict, snapshot.store.files
         with self._figures.lock, snapshot.reports as reports:
@@ -86,14 +86,14 @@ class LivePage:
         }
 
     def _files(self) -> list[str]:
-        """Return the names of the files to download."""
+        """Return the names of files that the page offers for download."""
         files, timeline = self._snapshot.store.files, self._snapshot.config.timeline
         known = files.downloads()
         here = timeline is not None and timeline.is_file() and files.timeline.name not in known
         return [*known, files.timeline.name] if here else known
 
     def encoded(self) -> bytes:
-        """Return `document` as JSON."""
+        """Return `document()` as JSON, with null for NaN and infinities."""
         return json.dumps(clean_json(self.document()), ensure_ascii=False, separators=(",", ":")).encode(
             errors="replace"
         )

@@ -1,4 +1,4 @@
-"""Windows of a growing merged log: its newest lines, lines before a window, and lines added after it."""
+"""Windows of the merged log (job.log) for the live page: newest lines, earlier lines, and lines added since."""
 
 from collections import deque
 from collections.abc import Callable
@@ -16,22 +16,21 @@ LINE_CHARS: Final = 2000
 
 @dataclass(frozen=True)
 class WantedPageLines:
-    """Filter of lines: the lines of `rank` that contain `text`, ignoring case. `rank` is None for the lines of all
-    ranks."""
+    """Filter of log lines: those of `rank` (None: of all ranks) that contain `text`, ignoring case."""
 
     rank: int | None = None
     text: str = ""
 
     @property
     def matches(self) -> Callable[[str], bool]:
-        """Predicate of lines of the merged log that pass the filter."""
+        """Function that returns whether a line of the merged log passes this filter."""
         mark, text = "" if self.rank is None else f"[{self.rank}] ", self.text.lower()
         return lambda line: line.startswith(mark) and text in line.lower()
 
 
 @dataclass(frozen=True)
 class PageLogWindow:
-    """Lines of a log from byte `begin` to byte `end`. `begin` 0: no earlier lines exist.
+    """Matching lines of a log between bytes `begin` and `end`. `begin` is 0 if no earlier lines exist.
 
     `skipped`: number of bytes between the previous window and this one that were not searched.
     """
@@ -42,13 +41,13 @@ class PageLogWindow:
     skipped: int = 0
 
     def json(self) -> dict[str, Any]:
-        """Return the window in the page's format."""
+        """Return the window as an object of the page's JSON."""
         return {"lines": self.lines, "before": self.begin, "skipped": self.skipped}
 
 
 def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = None) -> PageLogWindow:
-    """Return the last matching lines before byte `end`, at most WINDOW_LINES. If `end` is None, it is the end of the
-    last whole line.
+    """Return the last matching lines before byte `end`, at most WINDOW_LINES. `end` None: the end of the last complete
+    line.
 
     Reads at most MOST_READ bytes. So the window may be empty although earlier lines match.
     """
@@ -77,7 +76,7 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
 
 
 def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWindow:
-    """Return matching whole lines from byte `begin` on. If too many bytes follow, only the newest are read."""
+    """Return matching complete lines after byte `begin`. Of more than 1 MiB, only the newest part is read."""
     if not path.exists():
         return PageLogWindow((), begin, begin)
     with path.open("rb") as log:
@@ -102,12 +101,12 @@ def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLog
 
 
 def shortened_line(line: str) -> str:
-    """Return at most LINE_CHARS characters of a line, and the number of the others."""
+    """Return the first LINE_CHARS characters of a line; if it is longer, append the number of omitted characters."""
     return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} … ({len(line) - LINE_CHARS} more characters)"
 
 
 def _last_line_end(log: Any, position: int) -> int:
-    """Return the position after the last whole line before `position`."""
+    """Return the position after the last newline before `position`; 0 without a newline."""
     while position > 0:
         size = min(_CHUNK, position)
         log.seek(position - size)

@@ -1,4 +1,4 @@
-"""Use of machines in one attempt, from agents' samples, in bounded memory."""
+"""Use of CPU, memory, network, disk and GPUs in one attempt, collected from agents' samples in bounded memory."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +14,7 @@ _EVERY_S = 1.0
 
 @dataclass
 class PageMachines:
-    """Newest samples and maxima of workers and ranks.
+    """Resource use of workers and ranks: newest samples, maxima, and curves over time.
 
     `latest`: newest sample by worker. `most`: highest memory use by worker. `ranks`: CPU cores that each rank used
     last, and its highest resident memory in bytes.
@@ -28,7 +28,7 @@ class PageMachines:
     _curves: dict[str, PageCurve] = field(default_factory=dict)
 
     def add(self, sample: MachineSample) -> None:
-        """Add one sample."""
+        """Add one sample of a worker's machine; extend the curves at most once a second."""
         self.first = sample.time if self.first is None else self.first
         self.latest[sample.worker] = sample
         self.most[sample.worker] = max(sample.memory, self.most.get(sample.worker, 0.0))
@@ -42,7 +42,10 @@ class PageMachines:
             self._curves.setdefault(name, PageCurve()).add(max(0.0, sample.time - self.first), value)
 
     def totals(self) -> dict[str, float]:
-        """Return figures of the whole job by the newest samples: sums, or else the worst worker's value."""
+        """Return the job's current resource use by name of the figure.
+
+        CPU and network are sums, GPU use is a mean. Memory and disk wait are the highest value of any worker or GPU.
+        """
         all_ = list(self.latest.values())
         if not all_:
             return {}
@@ -61,7 +64,7 @@ class PageMachines:
         return found
 
     def document(self) -> dict[str, Any] | None:
-        """Return the data of the page; None without a sample."""
+        """Return the data of the page's machine section; None before the first sample."""
         if not self.latest:
             return None
         drawn = [(name, curve.means()) for name, curve in self._curves.items()]

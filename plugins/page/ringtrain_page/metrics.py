@@ -1,4 +1,4 @@
-"""Curves and states from the reports of one attempt, in bounded memory."""
+"""Curves and last steps for the page, collected from one attempt's reports in bounded memory."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ MOST_OWN: Final = 30
 
 @dataclass
 class PageMetrics:
-    """Curves, and the state of each rank.
+    """Curves of loss, speed and the user's metrics, and the last step of each rank.
 
     `seconds`, `epochs`: time and epoch of each step's report. `bad`: steps at which a metric was not finite, by name of
     the metric. `times`: parts of the ranks' time. `reported`: time of each rank's last report, and the number of its
@@ -39,7 +39,7 @@ class PageMetrics:
     unit: str = "samples"
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Add one report of `rank`. Raises KeyError, TypeError or ValueError if it is not a report."""
+        """Add one report of `rank`. Raises KeyError, TypeError or ValueError if the report is malformed."""
         step, time = int(report["step"]), float(report["time"])
         if report.get("startedFrom") is not None:
             return
@@ -62,12 +62,12 @@ class PageMetrics:
                 self.left_out = True
 
     def keep(self, ranks: Collection[int]) -> None:
-        """Remove the steps and times of ranks that are not in `ranks`: they have left the world."""
+        """Remove the steps and times of ranks that are not in `ranks`: they have left the elastic world."""
         self.steps = {rank: step for rank, step in self.steps.items() if rank in ranks}
         self.times.keep(ranks)
 
     def _add_samples(self, rank: int, time: float, first: float, samples: float | None) -> None:
-        """Add samples to the speed curve, except those of a rank's first report, whose duration is unknown."""
+        """Add a report's samples to the speed curve. A rank's first report is skipped: its duration is unknown."""
         before, count = self.reported.get(rank, (time, 0))
         self.reported[rank] = time, count + 1
         if count and samples is not None:
@@ -76,7 +76,7 @@ class PageMetrics:
                 self.samples.add(max(0.0, at - first), samples / _PLACES)
 
     def curves(self) -> list[dict[str, Any]]:
-        """Return name, axis and points of every curve with at least two points."""
+        """Return the curves with at least two points: name, axis, points, and steps with NaN or infinite values."""
         reports = max((count for _, count in self.reported.values()), default=1) - 1
         parts, seconds = min(_MOST_PARTS, reports // _REPORTS_OF_A_PART), (self.last or 0.0) - (self.first or 0.0)
         drawn = [
@@ -91,5 +91,5 @@ class PageMetrics:
         ]
 
     def axes(self) -> dict[str, list[list[float]]]:
-        """Return for each step the time of its report, in seconds since the first report, and its epoch."""
+        """Return two curves that convert a step into seconds since the first report, and into an epoch."""
         return {"s": self.seconds.means(), "epoch": self.epochs.means()}

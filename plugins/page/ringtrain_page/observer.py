@@ -1,4 +1,4 @@
-"""Observer that serves a run's page while the run lasts, and writes it as one file at the end."""
+"""Launcher observer that serves a run's page while it is running, and writes it as one HTML file at the end."""
 
 import logging
 import threading
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class PageObserver(AttemptObserver):
-    """Collects the data of the page, serves it, and writes the report."""
+    """Observer that collects the page's data, serves the live page, and writes the report at the end."""
 
     order = 60  # the report lists the timeline
 
@@ -86,16 +86,16 @@ class PageObserver(AttemptObserver):
 
 
 def open_page(attempt: Attempt) -> PageObserver | None:
-    """Return the observer of a launcher that serves a page or writes a report."""
+    """Return the page's observer if the launcher is to serve a page or write a report; None otherwise."""
     is_served = bool(attempt.config.tokens) and not attempt.is_over
     return PageObserver(attempt) if is_served or attempt.config.writes_report else None
 
 
 def _write_report(files: AttemptFiles, metrics: PageMetrics | None) -> None:
-    """Write the report. A full disk does not change the outcome of the attempt."""
+    """Write the page to report.html. An error, such as a full disk, is only logged."""
     try:
         write_report(files, metrics)
     except OSError as exc:
-        log.error("%s could not be written: %s", files.report, exc)
+        log.error("cannot write the attempt's page %s: %s", files.report, exc)
     else:
         log.info("wrote the attempt's page: %s", files.report)

@@ -1,4 +1,4 @@
-"""Command `ringtrain report`: a run as one HTML file."""
+"""The command `ringtrain report`, which writes a run as one HTML file."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from ringtrain_page.summary import summarize_page
 @click.option(
     "--to",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File to write [default: report.html in the folder of the logs].",
+    help="File to write [default: report.html in the log folder].",
 )
 def report(run: str | None, runs: Path, attempt: int | None, to: Path | None) -> None:
     """Write the newest run, or RUN, as one HTML file.
@@ -30,5 +30,5 @@ def report(run: str | None, runs: Path, attempt: int | None, to: Path | None) ->
             shown["files"] = []  # the links are relative to the page
         place.write_text(page(shown), encoding="utf-8", errors="replace")
     except OSError as exc:
-        raise click.ClickException(f"{place} cannot be written ({exc.strerror}); name another file with --to") from exc
+        raise click.ClickException(f"cannot write {place} ({exc.strerror}); choose another file with --to") from exc
     click.echo(place)

@@ -1,4 +1,4 @@
-"""HTTP server of pages, which needs the page's token. A launcher's page has the paths `/` and `/page/...`."""
+"""HTTP server for the page of a run, with checks of its token. A launcher serves it at `/` and `/page/...`."""
 
 import json
 import re
@@ -36,20 +36,20 @@ _REFUSED: Final = (
 
 
 class LauncherPageRoutes(Protocol):
-    """Paths of a page server that need the token."""
+    """Interface of the pages behind a page server. All paths of these pages need the token."""
 
     def serves(self, path: str) -> bool:
-        """Return whether `path` is one of these."""
+        """Return whether `route` answers requests for `path`."""
 
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
-        """Answer one request."""
+        """Answer one GET request for `path`, whose token has been checked."""
 
     def close(self, timeout_s: float) -> None:
-        """Send the last state to open pages, within at most `timeout_s`."""
+        """Send the final state to browsers that show the page; wait at most `timeout_s` for that."""
 
 
 class LauncherPageServer:
-    """Answers GET requests for `routes`, each in its own thread. Read-only."""
+    """Read-only HTTP server for `routes`. It checks the token and limits the number of concurrent requests."""
 
     def __init__(self, access: PageAccess, routes: LauncherPageRoutes) -> None:
         self._access = access
@@ -59,7 +59,7 @@ class LauncherPageServer:
         self.close = routes.close
 
     def get(self, request: BaseHTTPRequestHandler, admitted: Callable[[], None]) -> None:
-        """Answer one request. Call `admitted` once the token has been checked."""
+        """Answer one request. `admitted` is called once the token has been accepted."""
         url = urlsplit(request.path)
         query = parse_qs(url.query)
         token = query.get("token", [""])[0]
@@ -84,13 +84,13 @@ class LauncherPageServer:
 
 
 class LauncherRunPage:
-    """Page of a running run."""
+    """Live page of a run, and downloads of its log files."""
 
     def __init__(self, document: Callable[[], bytes], files: AttemptFiles, timeline: Path | None = None) -> None:
-        """Create the page.
+        """Create the live page of one run.
 
-        `document`: returns its data without the log as JSON in one line. `timeline`: file to which ranks of this
-        machine write, until it is among `files`.
+        `document`: returns the page's data without the log, as one line of JSON. `timeline`: file to which ranks on
+        this machine write, until it is copied to `files`.
         """
         self._document = document
         self._files = files
@@ -100,17 +100,17 @@ class LauncherRunPage:
         self._changed = threading.Condition()
 
     def serves(self, path: str) -> bool:
-        """Return whether `path` belongs to the page."""
+        """Return whether `path` belongs to this page."""
         return path == "/" or path.startswith("/page/")
 
     def close(self, timeout_s: float) -> None:
-        """Send the last state to open pages, within at most `timeout_s`."""
+        """Send the final state to browsers that show the page; wait at most `timeout_s` for that."""
         self._closing.set()
         with self._changed:
             self._changed.wait_for(lambda: self._open == 0, timeout_s)
 
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
-        """Answer one request."""
+        """Answer one GET request for `path`: the page, its event stream, log lines, or a file."""
         if path == "/":
             send_whole_response(request, 200, "text/html; charset=utf-8", live_page().encode())
         elif path == "/page/events":
@@ -136,7 +136,7 @@ class LauncherRunPage:
                 self._changed.notify_all()
 
     def _events(self, wanted: WantedPageLines) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the document and the log's newest lines, then their changes, and last the final state."""
+        """Yield events (name, data) of an open page: the state and newest log lines, then changes, finally the end."""
         window = log_window_before(self._files.job_log, wanted)
         yield b"log", _window_json(window, reset=True)
         next_document = 0.0
@@ -180,7 +180,7 @@ class LauncherRunPage:
 
 
 def _requested_lines(query: dict[str, list[str]]) -> WantedPageLines:
-    """Return the filter of the query."""
+    """Return the filter of log lines that the URL's query asks for."""
     rank = query.get("rank", [""])[0]
     return WantedPageLines(int(rank) if rank.isdecimal() else None, query.get("text", [""])[0])
 
@@ -190,7 +190,7 @@ def _window_json(window: PageLogWindow, *, reset: bool = False) -> bytes:
 
 
 def begin_response(request: BaseHTTPRequestHandler, code: int, kind: str, more: dict[str, str] | None = None) -> None:
-    """Send the status and the headers, including the headers in `more`. They forbid caching, framing and referrers."""
+    """Send status, content type `kind`, and headers, `more` included, which forbid caching, framing and referrers."""
     request.send_response(code)
     for name, value in {"Content-Type": kind, **_HEADERS, **(more or {})}.items():
         request.send_header(name, value)
@@ -198,6 +198,6 @@ def begin_response(request: BaseHTTPRequestHandler, code: int, kind: str, more: 
 
 
 def send_whole_response(request: BaseHTTPRequestHandler, code: int, kind: str, body: bytes) -> None:
-    """Send a whole response."""
+    """Send status, headers and `body`, whose content type is `kind`."""
     begin_response(request, code, kind, {"Content-Length": str(len(body))})
     request.wfile.write(body)

@@ -1,4 +1,4 @@
-"""Data of a run's page, read from the files that its launcher wrote."""
+"""Data of a run's page, read from the log files that its launcher has written."""
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -20,7 +20,7 @@ LOG_LINES = 5000
 
 
 def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> None:
-    """Write the attempt of `files` as one page next to its logs. Raises OSError.
+    """Write the page of the attempt in `files` as report.html next to its logs. Raises OSError if it cannot be written.
 
     `metrics`: metrics of the attempt, if they were already read.
     """
@@ -28,7 +28,7 @@ def write_report(files: AttemptFiles, metrics: PageMetrics | None = None) -> Non
 
 
 def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> dict[str, Any]:
-    """Return the page's data as JSON: all attempts of the job in short, and the attempt of `files` in full.
+    """Return the data of an attempt's page: the attempt in `files` in full, earlier attempts as summaries.
 
     `metrics`: metrics of the attempt, if they were already read.
     """
@@ -57,7 +57,7 @@ def summarize_page(files: AttemptFiles, metrics: PageMetrics | None = None) -> d
 
 
 def page_header(summary: AttemptSummary) -> dict[str, Any]:
-    """Return the head of a page: the names of job and attempt, and the attempt in short."""
+    """Return the part of a page's data that names job, namespace and attempt, with a summary of the attempt."""
     job = summary.files.directory.parent
     return {
         "job": job.name,
@@ -68,7 +68,7 @@ def page_header(summary: AttemptSummary) -> dict[str, Any]:
 
 
 def straggler_document(metrics: PageMetrics) -> dict[str, Any] | None:
-    """Return the rank for which the others waited in the whole attempt, if they lost much of their time."""
+    """Return the rank for which the others waited longest, with its figures; None if little time was lost."""
     found = metrics.times.straggler()
     return None if found is None else vars(found)
 
@@ -76,7 +76,7 @@ def straggler_document(metrics: PageMetrics) -> dict[str, Any] | None:
 def _page_ranks(
     files: AttemptFiles, metrics: PageMetrics, summary: AttemptSummary, members: frozenset[int]
 ) -> list[dict[str, Any]]:
-    """Return every known rank with its last step, the length of its log, and its final state if known.
+    """Return an object for each known rank: last step, times, number of log lines, and state.
 
     `members`: members of the last world of an elastic job; the other ranks wait.
     """
@@ -99,14 +99,14 @@ def _page_ranks(
 
 
 def earlier_attempt_summaries(files: AttemptFiles) -> list[dict[str, Any]]:
-    """Return summaries of the job's earlier attempts whose files exist."""
+    """Return summaries of the job's earlier attempts whose log folders still exist."""
     attempts = [AttemptFiles(path) for path in files.directory.parent.glob("*") if path.name.isdecimal()]
     earlier = [other for other in attempts if other.number < files.number]
     return [summarize_attempt(other).document() for other in sorted(earlier, key=lambda other: other.number)]
 
 
 def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> PageMetrics:
-    """Return the figures of the stored reports. `choice` is updated with them."""
+    """Return the curves of the reports stored in `files`. `choice` selects reports and is updated with them."""
     metrics = PageMetrics()
     for report in read_reports(files.metrics):
         with suppress(KeyError, TypeError, ValueError):  # a line that is incomplete because the disk was full
@@ -142,10 +142,10 @@ _PARTS: Final = {
 
 
 def start_part_durations(events: Iterable[Mapping[str, Any]]) -> list[tuple[str, float]]:
-    """Return the known parts of the start with their seconds; empty before the ranks were started.
+    """Return the known phases of a job's start with their seconds; empty before all ranks were running.
 
-    `events`: events of one attempt. The start begins when the job was created, if Kubernetes events show it, else with
-    the launcher.
+    `events`: events of one attempt. The start begins when the job was created, if Kubernetes events show
+    it, otherwise when the launcher starts.
     """
     first: dict[str, float] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Command `ringtrain ui [RUN]`: pages of the runs below a folder in a browser."""
+"""The command `ringtrain ui [RUN]`, which serves pages of the runs in a folder to a browser."""
 
 import json
 import secrets
@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 
 import click
 
+from ringtrain.shared.formats import counted
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.cli.runs import Run, find_run, find_runs, runs_option
 from ringtrain_job.launcher.http import HttpServer
@@ -29,10 +30,10 @@ _PREFIX: Final = "/runs/"
 @click.command()
 @click.argument("run", required=False, metavar="[RUN]")
 @runs_option
-@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port [default: a free one].")
-@click.option("--open", "opens", is_flag=True, help="Open the link in a browser, too.")
+@click.option("--port", type=click.IntRange(0, 65535), default=0, help="Port of the page [default: a free port].")
+@click.option("--open", "opens", is_flag=True, help="Also open the link in a browser.")
 def ui(run: str | None, runs: Path, port: int, opens: bool) -> None:
-    """Print the link to a page of all runs, or to the page of RUN, and serve it until Ctrl-C.
+    """Print a link to the page of all runs, or of RUN, and serve it until Ctrl-C.
 
     RUN is a name that `ringtrain list` prints, or a folder. The page of a run that is running on this machine is
     served by its launcher; the page of any other run is made from its files. The link works on this machine, for any
@@ -44,20 +45,20 @@ def ui(run: str | None, runs: Path, port: int, opens: bool) -> None:
     try:
         server = HttpServer(port, _not_found, _not_allowed, [pages])
     except PortTaken as exc:
-        raise click.ClickException(f"--port: {exc}; omit it to use a free port") from exc
+        raise click.ClickException(f"--port: {exc}; omit --port to use a free port") from exc
     try:
         path = "/" if shown is None else _run_path(shown)
         link = page_link(server.port, secret, path)
-        click.echo(link)
-        if opens:
-            click.launch(link)
         asked = threading.Event()
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: asked.set())
+        click.echo(link)
+        if opens:
+            click.launch(link)
         asked.wait()
     finally:
         server.close()
-    click.echo("the page is no longer served", err=True)
+    click.echo("stopped serving the page", err=True)
 
 
 def _not_found(*_: str) -> tuple[int, str, bytes]:
@@ -73,7 +74,7 @@ def _run_path(run: Run) -> str:
 
 
 class RunsPages:
-    """Serves the list of the runs below `directory`, each run's page, and comparisons.
+    """Pages of a folder of runs: the list of all runs, a page for each run, and comparisons.
 
     Paths: `/`, `/runs.json`, `/runs/NAME/`, `/compare?run=NAME&run=NAME`. `shown`: name or folder of a run that may be
     elsewhere; it has priority over another run of the same name.
@@ -84,14 +85,14 @@ class RunsPages:
         self._shown = shown
 
     def serves(self, path: str) -> bool:
-        """Return whether `path` is one of these."""
+        """Return whether `path` belongs to these pages."""
         return path in ("/", "/runs.json", "/compare") or path.startswith(_PREFIX)
 
     def close(self, timeout_s: float) -> None:
-        """Do nothing: no page holds a connection open."""
+        """Do nothing, because these pages hold no connection open."""
 
     def route(self, request: BaseHTTPRequestHandler, path: str, query: dict[str, list[str]]) -> None:
-        """Answer one request."""
+        """Answer one GET request for `path`, whose token has been checked."""
         if path == "/":
             _answer_page(request, runs_page(str(self._directory.absolute())))
         elif path == "/runs.json":
@@ -118,7 +119,7 @@ class RunsPages:
         known = {run.name: run for run in find_runs(self._directory)}
         unknown = [name for name in names if name not in known]
         if unknown or not 2 <= len(names) <= MOST_COMPARED:
-            text = f"no run {unknown[0]}" if unknown else f"{len(names)} runs; expected 2 to {MOST_COMPARED}"
+            text = f"no run {unknown[0]}" if unknown else f"{counted(len(names), 'run')}; expected 2 to {MOST_COMPARED}"
             send_whole_response(request, 404, "text/plain", f"{text}; / lists the runs\n".encode(errors="replace"))
             return
         found = comparison_document([known[name] for name in names])
@@ -129,7 +130,7 @@ class RunsPages:
         shown = () if self._shown is None else (find_run(self._shown, self._directory),)
         found = next((run for run in (*shown, *find_runs(self._directory)) if run.name == name), None)
         if found is None:
-            send_whole_response(request, 404, "text/plain", b"there is no run of this name; / lists the runs\n")
+            send_whole_response(request, 404, "text/plain", b"no run has this name; / lists the runs\n")
         elif found.summary.state == RUNNING and (link := read_page_file(found.files).get("link")):
             begin_response(request, 303, "text/plain", {"Location": link})
         else:  # for example a run on another host: use its files

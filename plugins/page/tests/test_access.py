@@ -1,4 +1,4 @@
-"""Who may see the page."""
+"""Access to the page."""
 
 import pytest
 

@@ -72,7 +72,7 @@ def test_a_report_of_a_world_that_has_become_smaller(tmp_path: Path) -> None:
                 report = {"rank": rank, "step": step, "time": 4.0 * step, "reductionWait": waits}
                 metrics.write(json.dumps(report) + "\n")
     files.rank_log(2).touch()
-    files.formation.write_text(json.dumps({"members": [{"slot": 0}, {"slot": 1}]}))
+    files.generations.write_text(json.dumps({"members": [{"slot": 0}, {"slot": 1}]}))
     run = summarize_page(files)
     assert [(rank["state"], rank["step"]) for rank in run["ranks"]] == [
         ("Stopped", 39),

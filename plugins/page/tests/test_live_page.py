@@ -135,7 +135,6 @@ async def test_a_page_follows_a_run_to_its_end(tmp_path: Path) -> None:
             assert "6/6" in await tab.value("document.getElementById('facts').innerText")
 
 
-@pytest.mark.sampled
 async def test_curves_that_are_not_on_the_screen_are_drawn_when_they_come_there(tmp_path: Path) -> None:
     """Until then they are as they were: thirty curves that are drawn each second cost memory for nothing."""
     with _run(tmp_path / "run", metrics=25) as run:
@@ -153,7 +152,6 @@ async def test_curves_that_are_not_on_the_screen_are_drawn_when_they_come_there(
             assert tab.complaints == []
 
 
-@pytest.mark.sampled
 async def test_older_lines_come_on_demand(tmp_path: Path) -> None:
     """The page begins with the newest thousand; one press of a button brings those before, above them."""
     with _run(tmp_path / "run") as run:
@@ -175,7 +173,6 @@ async def test_older_lines_come_on_demand(tmp_path: Path) -> None:
             assert tab.complaints == []
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_a_killed_rank_shows(tmp_path: Path) -> None:
     """The page marks the rank, names the failure, and keeps both after the launcher's end."""
     with _run(tmp_path / "run") as run:
@@ -262,7 +259,6 @@ def waiting(tmp_path: Path) -> Iterator[GangProcesses]:
         job.close()
 
 
-@pytest.mark.sampled
 async def test_a_page_comes_back_with_its_launcher(waiting: GangProcesses, tmp_path: Path) -> None:
     """While the launcher is gone the page says so and keeps what it had; it goes on with the next launcher."""
     base = f"http://127.0.0.1:{waiting.status_port}/"
@@ -279,7 +275,6 @@ async def test_a_page_comes_back_with_its_launcher(waiting: GangProcesses, tmp_p
         assert launcher.process.poll() is None
 
 
-@pytest.mark.sampled
 async def test_a_page_says_why_it_is_refused(waiting: GangProcesses, tmp_path: Path) -> None:
     """A launcher that has another token is there: the page says where its link comes from."""
     base = f"http://127.0.0.1:{waiting.status_port}/"

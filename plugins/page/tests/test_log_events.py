@@ -24,18 +24,18 @@ def test_each_change_is_noted_once(tmp_path: Path) -> None:
     events.record_state("Failed", {"elastic": after}, "rank 1 exited with 1")
     assert [(event["kind"], event["text"]) for event in read_log_events(files)] == [
         ("Launcher", "the launcher started"),
-        ("Formation", "formation 1: 3 ranks"),
+        ("Formation", "generation 1: 3 ranks"),
         ("Running", "all ranks were started"),
-        ("Loss", "a rank was lost, or fewer train than are wanted"),
-        ("Formation", "formation 2: 2 ranks"),
-        ("Recovery", "all ranks have met again, 1.2 s after the loss"),
+        ("Loss", "a rank was lost, or fewer ranks train than requested"),
+        ("Formation", "generation 2: 2 ranks"),
+        ("Recovery", "all ranks have completed a new rendezvous, 1.2 s after the loss"),
         ("Failed", "rank 1 exited with 1"),
     ]
 
 
 def test_a_launcher_that_is_started_again_goes_on(tmp_path: Path) -> None:
-    """What the one before has noted stays; a line that it could not finish is left out; a disk that
-    takes nothing stops nothing."""
+    """A restarted launcher keeps the events of the one before. Readers skip an incomplete line. A file that cannot
+    be written raises no error."""
     files = AttemptFiles(tmp_path)
     EventsFile(files)
     with files.events.open("a") as file:
@@ -60,7 +60,7 @@ def test_a_launcher_that_is_started_again_notes_what_is_new(tmp_path: Path) -> N
     events.record_state("Succeeded", {"elastic": {**world, "formation": 3}})
     assert [(event["kind"], event["text"]) for event in read_log_events(files)[count:]] == [
         ("Launcher", "the launcher was restarted"),
-        ("Formation", "formation 3: 2 ranks"),
+        ("Formation", "generation 3: 2 ranks"),
         ("Succeeded", ""),
     ]
 

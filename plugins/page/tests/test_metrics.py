@@ -1,4 +1,4 @@
-"""What a page keeps of reports."""
+"""Metrics that the page computes from the reports of ranks."""
 
 from pathlib import Path
 
@@ -50,7 +50,7 @@ def test_a_steady_speed_is_drawn_as_one(steps: int, every: int, step_s: float) -
 
 
 def test_a_rank_whose_clock_is_behind() -> None:
-    """What others have reported before it is where it was."""
+    """Earlier reports of other ranks keep their place on the curve when a rank reports an earlier time."""
     metrics = PageMetrics()
     for step in range(41):
         metrics.add(0, {"step": step, "time": 1000.0 + step, "samples": 8})
@@ -61,5 +61,5 @@ def test_a_rank_whose_clock_is_behind() -> None:
 
 @pytest.mark.parametrize("page", ["page.md", "logs.md"])
 def test_a_page_says_how_many_metrics_are_drawn(page: str) -> None:
-    """Where it says of what there are curves."""
+    """The text on curves states the maximum number of metrics that are drawn."""
     assert f"of the first {MOST_OWN} metrics that" in (DOCS / page).read_text()

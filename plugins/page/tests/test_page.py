@@ -1,4 +1,4 @@
-"""What the page's own script makes of what its launcher tells it, in a real browser."""
+"""The page's script in a real browser, with data as the launcher sends it."""
 
 import json
 from collections.abc import AsyncIterator

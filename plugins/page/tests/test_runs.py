@@ -81,7 +81,6 @@ def _listed(folder: Path) -> list[list[str]]:
     return [line.split() for line in done.stdout.splitlines()]
 
 
-@pytest.mark.sampled
 def test_runs_are_listed_the_newest_first(folder: Path) -> None:
     """Also one that goes on, and one whose launcher was killed. A name that was taken gets a number."""
     run = _run(folder, "endless", "0.5")
@@ -94,7 +93,7 @@ def test_runs_are_listed_the_newest_first(folder: Path) -> None:
     until("nobody runs it", lambda: _listed(folder)[1][:2] == ["endless", "Killed"])
     head, killed, fails, again, fast, slow = _listed(folder)
     shutil.rmtree(folder / "runs" / "local" / "endless")
-    assert head == ["name", "state", "ranks", "steps", "loss", "took", "when"]
+    assert head == ["name", "state", "ranks", "steps", "loss", "took", "began"]
     assert killed[2:5] == goes_on[2:]
     assert fails[:3] == ["fails", "Failed", "2"]
     assert again[:2] == ["fast-2", "Succeeded"]
@@ -156,7 +155,29 @@ def test_tables_fit_a_terminal(folder: Path) -> None:
     assert "\x1b" not in _ringtrain(folder, "list").stdout
 
 
-@pytest.mark.sampled
+def test_a_long_name_leaves_room_for_the_other_columns(tmp_path: Path) -> None:
+    """It is shortened in the middle on a terminal, and nowhere else."""
+    for name in ("digits-of-a-convolution-with-a-long-name-3f2a", "t"):
+        attempt = tmp_path / "runs/local" / name / "1"
+        attempt.mkdir(parents=True)
+        (attempt / "job.log").touch()
+        progress = {"step": 300, "totalSteps": 300, "loss": 0.4213}
+        message = {"outcome": "Succeeded", "worldSize": 2, "progress": progress}
+        (attempt / ".outcome.json").write_text(json.dumps({"message": message}))
+        events = [{"time": 1.7e9 + at, "kind": "Launcher", "text": ""} for at in (0, 12)]
+        (attempt / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
+    command = f"stty cols 80; {sys.executable} -m ringtrain list"
+    done = completed(["script", "-qec", command, "/dev/null"], cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"})
+    head, shown, _ = done.stdout.splitlines()
+    assert head.split() == ["name", "state", "ranks", "steps", "loss", "took", "began"]
+    assert re.match(r"digits-\S*…\S*-3f2a  Succeeded  2      300/300  0.4213  12 s  2023-11-14 22:13 UTC$", shown)
+    assert len(shown) <= 80
+    assert "digits-of-a-convolution-with-a-long-name-3f2a  " in _ringtrain(tmp_path, "list").stdout
+    assert _ringtrain(tmp_path, "list", "-o", "name").stdout.startswith(
+        "digits-of-a-convolution-with-a-long-name-3f2a\n"
+    )
+
+
 async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
     """Settings that differ are columns. The page needs no other file, has a curve with the last step of each run, and
     is not cut on a narrow screen."""
@@ -213,7 +234,7 @@ async def test_many_runs_are_compared(tmp_path: Path) -> None:
         (("list",), 0, "runs does not exist, so there are no runs; `ringtrain run -np 2 python train.py` creates one"),
         (("list", "--runs", "."), 0, ". has no runs; `ringtrain run --runs . -np 2 python train.py` creates one"),
         (("report",), 1, "`ringtrain run -np 2 python train.py` creates one"),
-        (("compare", "a"), 2, f"1 run(s) to compare; expected 2 to {MOST_COMPARED}"),
+        (("compare", "a"), 2, f"cannot compare 1 run; expected 2 to {MOST_COMPARED}"),
         (("compare", "a", "b"), 1, "runs does not exist, so there are no runs"),
     ],
     ids=["no-folder", "no-runs", "no-run-to-report", "one-run", "no-such-run"],

@@ -72,7 +72,7 @@ def _ui(folder: Path, *words: str) -> Iterator[str]:
         yield link
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=DEADLINE_S)
-        assert (process.returncode, said) == (0, "the page is no longer served\n")
+        assert (process.returncode, said) == (0, "stopped serving the page\n")
         with pytest.raises(ConnectionRefusedError):
             _get(link, "/")
     finally:
@@ -95,13 +95,14 @@ def test_an_attempt_that_was_copied_or_renamed_is_read(folder: Path, name: str) 
     for words in commands:
         done = completed(_command(*words, str(attempt)), cwd=folder)
         assert (done.returncode, done.stderr) == (0, ""), words
+    compared = completed(_command("compare", str(attempt), str(attempt)), cwd=folder).stdout
+    assert compared.splitlines()[1].startswith("ended " if name.isdecimal() else f"ended/{name} ")
     number = 7 if name.startswith("7") else 1
     assert re.search(rf'"attempt": ?{number},', (attempt / "report.html").read_text())
     with _ui(folder, str(attempt)) as link:
         assert _get(link, f"{urlsplit(link).path}?{urlsplit(link).query}")[0] == 303
 
 
-@pytest.mark.sampled
 async def test_runs_are_pages(folder: Path, tmp_path: Path) -> None:
     """One that goes on is followed to its end by its launcher's page, one that ended is read from its files, and
     the list shows how things are, at any width."""
@@ -153,7 +154,6 @@ def _text(path: Path) -> str:
     return path.read_text() if path.exists() else ""
 
 
-@pytest.mark.sampled
 @pytest.mark.parametrize("named", ["ended", "runs/local/ended"], ids=["by-name", "by-folder"])
 async def test_one_run(named: str, folder: Path, tmp_path: Path) -> None:
     """The link of a run is its page; the token does not stay in the address."""
@@ -164,7 +164,6 @@ async def test_one_run(named: str, folder: Path, tmp_path: Path) -> None:
             assert "[1] told" in await tab.value("document.getElementById('lines').innerText")
 
 
-@pytest.mark.sampled
 async def test_an_empty_folder_fills(kept: Path, tmp_path: Path) -> None:
     """It says that there is nothing, and shows the first run without being loaded again, whose `run.json` is cut
     short: then what ran is not known, and the rest is."""

@@ -1,1 +1,1 @@
-"""Sinks for a run's reports in addition to its own files: one module for each service, behind one interface."""
+"""Sinks, which copy a run's reports to MLflow, W&B, TensorBoard or OpenTelemetry: one module for each service."""

@@ -1,4 +1,4 @@
-"""Interface of a sink, and the table of all sinks. To add one, write a module with `open_sink` and add a row."""
+"""Interface of a sink, and the table of all sinks. To add one, write a module with `open_sink` and a row here."""
 
 import importlib
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ringtrain.errors import ConfigurationError, quoted
 
 @dataclass(frozen=True)
 class SinkAttempt:
-    """An attempt whose reports are sent. `began`: seconds since the epoch; `ranks`: world size, 0 if unknown."""
+    """Attempt whose reports a sink sends. `began`: seconds since the epoch; `ranks`: world size, 0 if unknown."""
 
     namespace: str
     job: str
@@ -23,28 +23,29 @@ class SinkAttempt:
 
     @property
     def key(self) -> str:
-        """Identifier that is equal for all senders of this attempt, and differs for a later run of the same name."""
+        """Identifier of this attempt, equal in all processes that send it; a later run of the same name has a different
+        one."""
         return f"{self.namespace}/{self.job}/{self.number}@{self.began:.3f}"
 
 
 class Sink(Protocol):
-    """Receiver of one attempt's reports. It runs in its own process, for which training never waits."""
+    """Interface of a sink: receives one attempt's reports and sends them. It runs in a separate process."""
 
     @property
     def pending(self) -> int:
-        """Number of reports or steps that were received but not sent."""
+        """Number of reports or steps that are queued and not yet sent."""
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Queue one report (docs/contract.md), in the order of `metrics.jsonl`. Neither sends nor raises."""
+        """Queue one report of `rank` (docs/contract.md). Only `flush` and `end` send it."""
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Send the queued reports. `about`: content of `run.json`, of which new entries are sent as well.
+        """Send the queued reports, and new entries of `about`, the content of `run.json`.
 
         Raises any error of the service's library; the next call then sends the same data again.
         """
 
     def end(self, outcome: str, failure: str) -> None:
-        """Send the rest, and the outcome: Succeeded, Failed, Stopped or Unknown.
+        """Send all remaining reports and the attempt's outcome: Succeeded, Failed, Stopped or Unknown.
 
         Raises like `flush`, and may be called again.
         """
@@ -52,7 +53,7 @@ class Sink(Protocol):
 
 @dataclass(frozen=True)
 class SinkKind:
-    """Module of a sink, the package that it needs, and the extra that installs the package."""
+    """Entry of the table of sinks: module, required package, and the pip extra that installs the package."""
 
     module: str
     package: str
@@ -67,21 +68,21 @@ SINKS: Final = {
 
 
 def check_sink(name: str, asked_by: str) -> None:
-    """Check that reports can be sent to `name` from here. Raises ConfigurationError with a solution.
+    """Raise ConfigurationError unless `name` is a known sink whose package is installed.
 
     `asked_by`: variable or option that names the sink.
     """
     if name not in SINKS:
-        raise ConfigurationError(f"{asked_by}: {quoted(name)} is no sink; expected one of {', '.join(SINKS)}")
+        raise ConfigurationError(f"{asked_by}: {quoted(name)} is not a sink; expected one of {', '.join(SINKS)}")
     kind = SINKS[name]
     if find_spec(kind.package) is None:
         raise ConfigurationError(
-            f"{asked_by}: {name} needs the package {kind.package} where this runs: "
-            f"pip install 'ringtrain[{kind.extra}]'"
+            f"{asked_by}: {name} needs the package {kind.package}, which is not installed: pip "
+            f"install 'ringtrain[{kind.extra}]'"
         )
 
 
 def open_sink(name: str, attempt: SinkAttempt) -> Sink:
-    """Return the sink `name` for one attempt. Sends nothing yet. Raises its package's errors on import."""
+    """Return a new sink called `name` for one attempt. Raises ImportError and other errors of the service's package."""
     sink: Sink = importlib.import_module(SINKS[name].module).open_sink(attempt)
     return sink

@@ -1,4 +1,4 @@
-"""`ringtrain export`: a run's reports to MLflow, W&B or TensorBoard."""
+"""The command `ringtrain export`, which sends a run's reports to MLflow, W&B or TensorBoard."""
 
 from pathlib import Path
 
@@ -13,14 +13,14 @@ from ringtrain_sinks.feed import SinkFeed, is_sink_attempt_ended, sink_attempt_o
 @click.command()
 @run_options
 @click.option("--to", "name", required=True, type=click.Choice(sorted(SINKS)), help="Tool that receives the run.")
-@click.option("--follow", "-f", is_flag=True, help="Continue to export until the attempt has ended.")
+@click.option("--follow", "-f", is_flag=True, help="Also send new reports, until the attempt ends.")
 @click.option("--ranks", type=click.IntRange(min=0), default=0, hidden=True)
 def export(run: str | None, runs: Path, attempt: int | None, name: str, follow: bool, ranks: int) -> None:
-    """Send the newest run, or RUN, to another tool.
+    """Send a run (the newest, or RUN) to MLflow, W&B or TensorBoard.
 
     RUN is a name that `ringtrain list` prints, or a folder. `mlflow` sends it to the server that MLFLOW_TRACKING_URI
     names. `wandb` writes offline files next to the attempt's logs, for `wandb sync`. `tensorboard` writes event files
-    there. Maturity: Beta. Each needs its extra, such as pip install 'ringtrain[mlflow]'.
+    there, too. Maturity: Beta. Each tool needs an extra, such as pip install 'ringtrain[mlflow]'.
     """
     log_to_stderr("export")
     check_sink(name, "--to")

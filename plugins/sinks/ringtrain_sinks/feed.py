@@ -1,4 +1,4 @@
-"""Reader of an attempt's files for a sink, once or while they grow. A failing sink costs a log line and some seconds.
+"""Feed of a sink: read an attempt's reports from its log folder, once or while they grow, and send them.
 
 A launcher starts one process for each sink, and waits for it only after the end of the attempt, for some seconds.
 """
@@ -41,7 +41,7 @@ _MOST_SAID: Final = 200
 
 
 def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
-    """Return the attempt with these files; `ranks`: world size, if known."""
+    """Return a description of the attempt in `files` for a sink. `ranks`: world size; 0: read it from the outcome."""
     own = (event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
     known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
@@ -49,7 +49,7 @@ def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
 
 
 class SinkFeed:
-    """Reader of the reports in `files` for `sink`. `name`: name of the sink in messages."""
+    """Reader that passes the reports in `files` to `sink`. `name`: the sink's name for messages."""
 
     def __init__(self, name: str, sink: Sink, files: AttemptFiles) -> None:
         self._name = name
@@ -59,7 +59,7 @@ class SinkFeed:
         self._problem = ""
 
     def run(self, is_over: Callable[[], bool]) -> str:
-        """Feed the sink until `is_over()` and everything is sent; return the reason if that failed, else ""."""
+        """Feed the sink until `is_over()` is true and all is sent; return "" or the reason why data was not sent."""
         rest = b""
         for chunk in follow_log(self._files.metrics, 0, is_over):
             *lines, rest = (rest + chunk).split(b"\n")
@@ -82,12 +82,14 @@ class SinkFeed:
         deadline = time.monotonic() + END_S
         while not self._try(end_sink):
             if time.monotonic() + _EVERY_S > deadline:
-                return f"{self._name}: {self._sink.pending} points and the end did not arrive: {self._problem}"
+                return (
+                    f"{self._name}: {self._sink.pending} points and the end of the run were not sent: {self._problem}"
+                )
             time.sleep(_EVERY_S)
         return ""
 
     def _try(self, send: Callable[[], None]) -> bool:
-        """Send, and return whether it succeeded. A failure is logged once until the service accepts data again."""
+        """Call `send`; return whether it succeeded. Log the first of consecutive failures, and the recovery."""
         try:
             send()
         except Exception as exc:  # any error of the service's library: it must not affect training
@@ -95,25 +97,25 @@ class SinkFeed:
             problem = without_secrets(first)[:_MOST_SAID]  # a server's address may contain a password
             if not self._problem:
                 log.warning(
-                    "%s: reports do not arrive (%s); the run continues, and they are sent again", self._name, problem
+                    "sink %s: cannot send reports (%s); training continues, and sending is retried", self._name, problem
                 )
             self._problem = problem
             self._next = time.monotonic() + _AGAIN_S
             return False
         if self._problem:
-            log.info("%s: reports arrive again", self._name)
+            log.info("sink %s: sending reports works again", self._name)
         self._problem = ""
         self._next = time.monotonic() + _EVERY_S
         return True
 
 
 def is_sink_attempt_ended(files: AttemptFiles) -> bool:
-    """Return whether the attempt's launcher has stored its outcome."""
+    """Return whether the launcher has written the attempt's outcome."""
     return Path(files.outcome).exists()
 
 
 class SinkProcesses(AttemptObserver):
-    """Observer that starts a process for each sink of `names`. Call `close` after the outcome is written."""
+    """Observer that starts a process for each sink in `names`. Call `close` after the outcome is written."""
 
     def __init__(self, names: Sequence[str], files: AttemptFiles, ranks: int, env: Mapping[str, str]) -> None:
         self._files = files
@@ -126,15 +128,16 @@ class SinkProcesses(AttemptObserver):
         return start_child([sys.executable, "-m", "ringtrain", *words], env, stdout=subprocess.DEVNULL)
 
     def close(self) -> None:
-        """Wait some seconds for the sinks to send the end. Without an outcome, another launcher's sinks continue."""
+        """Wait some seconds until the sinks have sent the outcome; do not wait if the attempt has none yet."""
         deadline = time.monotonic() + (END_S + _MARGIN_S if is_sink_attempt_ended(self._files) else 0.0)
         for name, process in self._processes.items():
             if not end_child(process, max(0.0, deadline - time.monotonic())) and is_sink_attempt_ended(self._files):
-                log.warning("%s did not take the end of the run in time", name)
+                log.warning("the sink %s did not send the end of the run within its deadline", name)
 
 
 def open_sinks(attempt: Attempt) -> SinkProcesses | None:
-    """Return the observer of a launcher with sinks; None without any. Raises ConfigurationError for an unknown sink."""
+    """Return the launcher's observer that feeds the job's sinks; None if none is configured. Raises ConfigurationError
+    for an unknown sink."""
     names = attempt.config.sinks
     for name in names:
         check_sink(name, f"{contract.ENV_SINKS}={quoted(','.join(names))}")

@@ -1,4 +1,4 @@
-"""Aggregation of all ranks' reports of a step into one point, for services that know runs but not ranks."""
+"""Average all ranks' reports of a step into one point, for services whose runs have no ranks."""
 
 import re
 from collections import deque
@@ -15,7 +15,7 @@ _ODD: Final = re.compile(r"[^A-Za-z0-9_\-. :/]")
 
 @dataclass(frozen=True)
 class MeansSinkPoint:
-    """Means over ranks at one step; `time`: time of its first report, in seconds since the epoch."""
+    """Means over ranks at one step. `time`: time of the step's first report, in seconds since the epoch."""
 
     step: int
     time: float
@@ -30,7 +30,7 @@ class _MeansSinkSums:
 
 
 class MeansSink:
-    """Base class of sinks that send means: completed steps that were not sent yet. `most`: limit on their number."""
+    """Base class of sinks that send means over ranks. It queues completed steps, at most `most` of them."""
 
     def __init__(self, attempt: SinkAttempt, most: int | None = None) -> None:
         self._attempt = attempt
@@ -39,16 +39,16 @@ class MeansSink:
 
     @property
     def pending(self) -> int:
-        """Number of steps that were not sent."""
+        """Number of completed steps that are not yet sent."""
         return len(self._points)
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Add one report."""
+        """Add one report of `rank`, and queue the steps that it completes."""
         self._points.extend(self._means.add(rank, report))
 
 
 class SinkStepMeans:
-    """Means of loss, epoch and metrics over the ranks that have reported a step, and the sum of their samples/s.
+    """Means over ranks of the loss, epoch and metrics of each step, and the sum of the ranks' samples/s.
 
     `ranks`: world size; a step is complete with this number of reports, or after a deadline. Steps are emitted in
     order: a report of a completed step, such as one that is repeated after a restart, is ignored.
@@ -61,7 +61,7 @@ class SinkStepMeans:
         self._over = -1
 
     def add(self, rank: int, report: Mapping[str, Any]) -> Iterator[MeansSinkPoint]:
-        """Add one report; yield the points that it completes."""
+        """Add one report of `rank`; yield the means of steps that are now complete."""
         step, time = int(report["step"]), float(report["time"])
         before = self._last.get(rank)
         self._last[rank] = time
@@ -88,7 +88,7 @@ class SinkStepMeans:
             yield from self._until(max(ready))
 
     def rest(self) -> Iterator[MeansSinkPoint]:
-        """Yield the points of all remaining steps."""
+        """Yield the means of all remaining steps, complete or not."""
         if self._steps:
             yield from self._until(max(self._steps))
 
@@ -101,5 +101,5 @@ class SinkStepMeans:
 
 
 def plain_sink_metric_name(name: str) -> str:
-    """Replace characters in `name` that not every service accepts."""
+    """Return `name` with "_" for characters that some services reject, and at most 250 characters long."""
     return _ODD.sub("_", name)[:250]

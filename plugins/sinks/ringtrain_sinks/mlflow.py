@@ -1,4 +1,4 @@
-"""MLflow sink, with MLflow's own client: a run for each attempt. MLFLOW_* variables configure server and user."""
+"""MLflow sink: each attempt becomes a run. MLFLOW_* variables configure the server and the user."""
 
 import logging
 import os
@@ -27,7 +27,7 @@ _STATES: Final = {"Succeeded": "FINISHED", "Failed": "FAILED"}
 
 
 def open_sink(attempt: SinkAttempt) -> "MlflowSink":
-    """Return the sink for a run of the experiment MLFLOW_EXPERIMENT_NAME, by default "ringtrain"."""
+    """Return an MLflow sink for `attempt`. The experiment is MLFLOW_EXPERIMENT_NAME, by default "ringtrain"."""
     for name, value in _DEFAULTS.items():
         os.environ.setdefault(name, value)
     for library in ("urllib3", "mlflow", "alembic"):  # the feed logs failures once
@@ -36,7 +36,7 @@ def open_sink(attempt: SinkAttempt) -> "MlflowSink":
 
 
 class MlflowSink(MeansSink):
-    """Sink for means over ranks as metrics, the configuration of `rt.report_config` as parameters, and the outcome as
+    """Sink that sends means over ranks as metrics, values of `rt.report_config` as parameters, and the outcome as
     status."""
 
     def __init__(self, attempt: SinkAttempt) -> None:
@@ -45,7 +45,7 @@ class MlflowSink(MeansSink):
         self._run = ""
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Send completed steps in batches."""
+        """Send completed steps, and new settings in `about`, to MLflow in batches."""
         client, run = MlflowClient(), self._run_id()
         self._send_description(client, run, about)
         while self._points:
@@ -61,7 +61,7 @@ class MlflowSink(MeansSink):
                 self._points.popleft()
 
     def _send_description(self, client: MlflowClient, run: str, about: Mapping[str, Any]) -> None:
-        """Send new parameters, which MLflow never changes, and new tags."""
+        """Send those parameters and tags in `about` that are new. MLflow never changes a parameter once it is set."""
         config = about.get("config") or {}
         params = {plain_sink_metric_name(name): str(value)[:_LONGEST] for name, value in config.items()}
         new = {name: value for name, value in params.items() if f"param {name}" not in self._sent}
@@ -77,7 +77,7 @@ class MlflowSink(MeansSink):
         self._sent |= {f"param {name}": value for name, value in new.items()} | tags
 
     def _run_id(self) -> str:
-        """Return the id of the attempt's run: one that an earlier launcher has begun, or a new one."""
+        """Return the ID of the attempt's MLflow run. If an earlier launcher has not created one, create it."""
         if self._run:
             return self._run
         client, attempt = MlflowClient(), self._attempt
@@ -95,7 +95,7 @@ class MlflowSink(MeansSink):
         return self._run
 
     def end(self, outcome: str, failure: str) -> None:
-        """Send the remaining steps and the status; an unknown outcome leaves the run RUNNING."""
+        """Send the remaining steps and the run's final status. With an unknown outcome, the run stays RUNNING."""
         self._points.extend(self._means.rest())
         self.flush({})
         client, run = MlflowClient(), self._run_id()

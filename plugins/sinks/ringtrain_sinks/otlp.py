@@ -1,4 +1,4 @@
-"""Spans and log records with OpenTelemetry's own SDK, over OTLP/gRPC. Needs an extra, so it is imported on demand."""
+"""Spans and log records sent by OpenTelemetry's SDK over OTLP/gRPC. Imported only if enabled, as it needs an extra."""
 
 import logging
 import os
@@ -21,15 +21,15 @@ logging.getLogger("opentelemetry.sdk").setLevel(logging.CRITICAL)
 
 
 def otlp_resource(attributes: Mapping[str, Any]) -> Any:
-    """Return the sender's resource: `service.name` is ringtrain unless OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES
-    set one."""
+    """Return the OpenTelemetry resource of this process, with `attributes`. Its `service.name` is ringtrain unless
+    OTEL_SERVICE_NAME or OTEL_RESOURCE_ATTRIBUTES set another."""
     others = os.environ.get("OTEL_RESOURCE_ATTRIBUTES", "")
     named = os.environ.get("OTEL_SERVICE_NAME") or "service.name=" in others
     return Resource.create({**({} if named else {"service.name": "ringtrain"}), **attributes})
 
 
 class _OtlpSent:
-    """Counters of records passed to the SDK, and of those that the receiver has accepted."""
+    """Counters of the records passed to the SDK, and of those that the receiver has accepted."""
 
     def __init__(self) -> None:
         self.given = 0
@@ -41,7 +41,7 @@ class _OtlpSent:
         return self.given - self._accepted
 
     def counting(self, exporter: Any) -> Any:
-        """Make `exporter` count accepted records."""
+        """Make `exporter` count the records that the receiver accepts; return `exporter`."""
         export = exporter.export
 
         def counted(batch: Any) -> Any:
@@ -55,7 +55,7 @@ class _OtlpSent:
 
 
 class OtlpSpans(_OtlpSent):
-    """Factory of spans in one trace."""
+    """Factory of spans that are exported over OTLP. `about`: OpenTelemetry resource, which describes this process."""
 
     def __init__(self, about: Any) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class OtlpSpans(_OtlpSent):
         self._tracer = self._provider.get_tracer("ringtrain")
 
     def start(self, name: str, parent: Any, attributes: dict[str, Any], began: float | None = None) -> Any:
-        """Return a new span that its caller ends. `began`: seconds since the epoch, default now."""
+        """Return a new span; the caller must end it. `began`: seconds since the epoch; default: now."""
         context = None if parent is None else trace.set_span_in_context(parent)
         start = None if began is None else int(began * 1e9)
         span = self._tracer.start_span(name, context, attributes=attributes, start_time=start)
@@ -76,12 +76,12 @@ class OtlpSpans(_OtlpSent):
         span.set_status(trace.Status(trace.StatusCode.ERROR, message))
 
     def close(self) -> None:
-        """Send the rest; may take as long as the SDK waits for the receiver."""
+        """Send the remaining spans. Blocks as long as the SDK waits for the receiver."""
         self._provider.shutdown()
 
 
 class OtlpLogLines(_OtlpSent):
-    """Factory of log records."""
+    """Factory of log records that are exported over OTLP."""
 
     def __init__(self, about: Any) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class OtlpLogLines(_OtlpSent):
         self._logger = self._provider.get_logger("ringtrain")
 
     def emit(self, text: str, attributes: dict[str, Any], span: Any) -> None:
-        """Emit one line, in the trace of `span`, if any."""
+        """Send one log line as a record, in the trace of `span` if that is not None."""
         self.given += 1
         now = time.time_ns()
         record = LogRecord(
@@ -104,5 +104,5 @@ class OtlpLogLines(_OtlpSent):
         self._logger.emit(record)
 
     def close(self) -> None:
-        """Send the rest; may take as long as the SDK waits for the receiver."""
+        """Send the remaining log records. Blocks as long as the SDK waits for the receiver."""
         self._provider.shutdown()

@@ -1,4 +1,4 @@
-"""Optional OpenTelemetry export over OTLP: the attempt, its ranks and steps as spans, ranks' lines as log records.
+"""Export to OpenTelemetry over OTLP: the attempt, its ranks and steps as spans, ranks' lines as log records.
 
 All data goes to the SDK's bounded queues, and the SDK's threads send it (OTEL_* variables configure receiver and
 limits). Records that the receiver did not accept are counted and logged at the end of the attempt.
@@ -28,11 +28,11 @@ _ENDED: Final = (RankPhase.SUCCEEDED, RankPhase.FAILED, RankPhase.STOPPED)
 
 
 class OtlpTelemetry(AttemptObserver):
-    """Observer that exports lines, reports and ranks' lives. Only `close` waits for the receiver, for some seconds."""
+    """Observer that exports spans of ranks and steps, and log lines. Only `close` may block, for some seconds."""
 
     def __init__(self, signals: tuple[str, ...], job: JobIdentity, view: Callable[[], GangView]) -> None:
-        """Open the exporters. `view`: returns the current view of the gang. Raises ConfigurationError without the
-        SDK."""
+        """Open the exporters. `view`: returns the launcher's current view of all ranks. Raises ConfigurationError if
+        the SDK is missing."""
         self._view = view
         try:
             from ringtrain_sinks import otlp
@@ -68,7 +68,7 @@ class OtlpTelemetry(AttemptObserver):
             self._lines.emit(text.decode("utf-8", "replace"), where, span)
 
     def reported(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Send a rank's step as a span from its previous report to this one, at most one per second."""
+        """Send a span from the rank's previous report to `report`, at most one per second and rank."""
         if self._spans is None or report.get("startedFrom") is not None:
             return
         step, now = int(report["step"]), float(report["time"])
@@ -83,7 +83,7 @@ class OtlpTelemetry(AttemptObserver):
         self._spans.start(f"step {step}", parent, about, before[1]).end(int(now * 1e9))
 
     def changed(self, view: GangView) -> None:
-        """Begin and end the spans of ranks that have begun and ended."""
+        """Begin spans of ranks that have started, and end spans of ranks that have ended."""
         if self._spans is None:
             return
         for state in view.ranks:
@@ -119,7 +119,7 @@ class OtlpTelemetry(AttemptObserver):
         self._attempt.end()
 
     def close(self) -> None:
-        """Send the rest, for at most some seconds; log the number of records that the receiver did not accept."""
+        """Send remaining records for at most some seconds; log how many the receiver did not accept."""
         deadline = time.monotonic() + _CLOSE_S
         parts = {name: part for name, part in (("spans", self._spans), ("lines", self._lines)) if part}
         closing = [threading.Thread(target=part.close, daemon=True) for part in parts.values()]
@@ -134,7 +134,7 @@ class OtlpTelemetry(AttemptObserver):
 
 
 def open_telemetry(attempt: Attempt) -> OtlpTelemetry | None:
-    """Return the observer of a launcher with OpenTelemetry enabled; None without it."""
+    """Return the launcher's observer for OpenTelemetry; None if it is not enabled or the attempt is over."""
     config = attempt.config
     if not config.otel or attempt.is_over:
         return None

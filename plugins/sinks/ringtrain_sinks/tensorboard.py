@@ -1,4 +1,4 @@
-"""TensorBoard sink, with TensorBoard's own record writer: event files, one for each rank."""
+"""TensorBoard sink, which writes one folder of event files for each rank."""
 
 import json
 import time
@@ -19,15 +19,16 @@ _OURS: Final = "ringtrain"
 
 
 def open_sink(attempt: SinkAttempt) -> "TensorboardSink":
-    """Return the sink for `tensorboard/` in the attempt's log directory. Raises OSError."""
+    """Return a TensorBoard sink that writes to `tensorboard/` in the attempt's log folder. Raises OSError if the folder
+    cannot be created."""
     return TensorboardSink(attempt.directory / "tensorboard")
 
 
 class TensorboardSink:
-    """Event files below a directory, one for each rank. Files that Ringtrain has written there before are replaced."""
+    """Sink that writes event files per rank to the folder `place`. It deletes Ringtrain's older event files there."""
 
     def __init__(self, place: Path) -> None:
-        """Create the directory. Raises OSError if `place` cannot be written."""
+        """Create the folder `place`. Raises OSError if it cannot be written."""
         place.mkdir(parents=True, exist_ok=True)
         for path in place.glob(f"rank-*/events.out.tfevents.*.{_OURS}"):
             path.unlink()
@@ -37,7 +38,7 @@ class TensorboardSink:
         self._queue: deque[tuple[int, Mapping[str, Any]]] = deque(maxlen=_MOST_HELD)
 
     def add_all(self, chunks: Iterator[bytes]) -> None:
-        """Write the reports in chunks of a `metrics.jsonl`; invalid lines are skipped."""
+        """Write the reports in `chunks`, the content of a metrics.jsonl. Malformed lines are skipped."""
         rest = b""
         for chunk in chunks:
             *lines, rest = (rest + chunk).split(b"\n")
@@ -49,7 +50,7 @@ class TensorboardSink:
                 writer.flush()
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Write one report."""
+        """Write one report of `rank` to its event file."""
         if rank >= MOST_RANKS or report.get("startedFrom") is not None:
             return
         writer = self._writers.get(rank)
@@ -67,15 +68,16 @@ class TensorboardSink:
 
     @property
     def pending(self) -> int:
-        """Number of reports that were not written."""
+        """Number of queued reports that are not yet written."""
         return len(self._queue)
 
     def report(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Queue one report for the next `flush`."""
+        """Queue one report of `rank` for the next `flush`."""
         self._queue.append((rank, report))
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Write the queued reports. Raises OSError. `about` is ignored, because TensorBoard cannot store it."""
+        """Write the queued reports. Raises OSError if that fails. `about` has no effect, because TensorBoard cannot
+        store it."""
         while self._queue:
             self.add(*self._queue[0])
             self._queue.popleft()
@@ -83,18 +85,18 @@ class TensorboardSink:
             writer.flush()
 
     def end(self, outcome: str, failure: str) -> None:
-        """Write the rest, and close the files."""
+        """Write the remaining reports, and close the event files."""
         self.flush({})
         self.close()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the event files."""
         for writer in self._writers.values():
             writer.close()
 
 
 class _TensorboardEventFile:
-    """One event file, written with TensorBoard's own record writer."""
+    """TensorBoard event file of one rank, open for writing."""
 
     def __init__(self, folder: Path, began: float) -> None:
         from tensorboard.compat.proto.event_pb2 import Event

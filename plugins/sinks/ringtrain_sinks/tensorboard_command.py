@@ -1,4 +1,4 @@
-"""`ringtrain tensorboard`: writes a run's reports as event files and starts TensorBoard on them."""
+"""The command `ringtrain tensorboard`, which writes a run's reports as event files and starts TensorBoard."""
 
 import os
 import subprocess
@@ -20,25 +20,27 @@ from ringtrain_sinks.tensorboard import TensorboardSink
 @click.option(
     "--to",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Folder of the event files [default: tensorboard/ beside the attempt's logs].",
+    help="Folder for event files [default: tensorboard/ in the log folder].",
 )
 @click.option("--port", type=click.IntRange(1, 65535), default=6006, show_default=True, help="TensorBoard's port.")
 def tensorboard(run: str | None, runs: Path, attempt: int | None, to: Path | None, port: int) -> None:
-    """Show the newest run, or RUN, in TensorBoard until Ctrl-C.
+    """Show a run (the newest, or RUN) in TensorBoard until Ctrl-C.
 
     RUN is a name that `ringtrain list` prints, or a folder. Each rank is a run of TensorBoard with its loss, metrics,
     epoch and samples per second. New reports are shown while the run goes on. `ringtrain export --to tensorboard`
     writes the event files alone. Needs pip install 'ringtrain[tensorboard]'.
     """
     if find_spec("tensorboard") is None:
-        raise click.ClickException("TensorBoard is not installed here: pip install 'ringtrain[tensorboard]'")
+        raise click.ClickException("TensorBoard is not installed: pip install 'ringtrain[tensorboard]'")
     files = find_attempt(run, runs, attempt)
     place = to or files.directory / "tensorboard"
     with ExitStack() as stack:
         try:
             events = TensorboardSink(place)
         except OSError as exc:
-            raise click.ClickException(f"{place} cannot be written ({exc.strerror}); --to names another") from exc
+            raise click.ClickException(
+                f"cannot write to {place} ({exc.strerror}); choose another folder with --to"
+            ) from exc
         stack.callback(events.close)
         command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(place), "--port", str(port)]
         server = subprocess.Popen(command, preexec_fn=die_with_parent(os.getpid()))

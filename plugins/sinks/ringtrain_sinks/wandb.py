@@ -1,4 +1,4 @@
-"""Weights & Biases sink, with its own package, to files: no data leaves this machine until a user runs `wandb sync`."""
+"""Weights & Biases sink that writes offline files. A user sends them to the service with `wandb sync`."""
 
 import hashlib
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ _TEXTS: Final = ("image", "imageID", "commit")
 
 
 def open_sink(attempt: SinkAttempt) -> "WandbSink":
-    """Return the sink for an offline run in `wandb/` in the attempt's log directory."""
+    """Return a W&B sink that writes an offline run to `wandb/` in the attempt's log folder."""
     return WandbSink(attempt)
 
 
@@ -25,7 +25,7 @@ class WandbSink(MeansSink):
         self._run: Any = None
 
     def flush(self, about: Mapping[str, Any]) -> None:
-        """Write completed steps."""
+        """Write completed steps, and the settings in `about`, to the offline run."""
         run = self._begun()
         config = dict(about.get("config") or {})
         known = {f"ringtrain.{name}": about[name] for name in _TEXTS if name in about}
@@ -54,7 +54,7 @@ class WandbSink(MeansSink):
         return self._run
 
     def end(self, outcome: str, failure: str) -> None:
-        """Write the remaining steps and the outcome, and close the file."""
+        """Write the remaining steps and the outcome, and close the offline run."""
         self._points.extend(self._means.rest())
         self.flush({})
         self._run.summary.update({"ringtrain.outcome": outcome, **({"ringtrain.failure": failure} if failure else {})})

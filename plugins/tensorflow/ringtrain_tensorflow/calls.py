@@ -1,4 +1,4 @@
-"""Calls from TensorFlow to Python functions on arrays, eagerly or inside `tf.function`.
+"""Calls from TensorFlow code, eager or inside `tf.function`, to Python functions on numpy arrays.
 
 Inside `tf.function` such calls run in program order, so that ranks that run the same program make the same calls in the
 same order. XLA cannot compile them.
@@ -27,7 +27,7 @@ PATIENCE_S: Final = 0.05
 
 
 class _TensorFlowGraphCalls:
-    """Running calls of graphs, by ticket, each on one of Ringtrain's threads."""
+    """Calls that graphs have started, each on one of Ringtrain's threads, by a number called ticket."""
 
     def __init__(self) -> None:
         self._pool = TransportThreadPool("ringtrain-tensorflow")
@@ -35,19 +35,19 @@ class _TensorFlowGraphCalls:
         self._begun: dict[int, Future[Sequence[Array]]] = {}
 
     def begin(self, function: Function, arrays: Sequence[Array], hold_s: float) -> list[Array]:
-        """Begin a call; return its ticket, and whether it is still running after `hold_s`."""
+        """Start `function(*arrays)` on a thread; return a ticket, and whether the call still runs after `hold_s`."""
         ticket = next(self._tickets)
         self._begun[ticket] = self._pool.submit(function, *arrays)
         return [np.asarray(ticket, np.int64), *self.still_running(ticket, hold_s)]
 
     def still_running(self, ticket: Any, hold_s: float = PATIENCE_S) -> list[Array]:
-        """Return whether the call is still running after `hold_s`."""
+        """Wait at most `hold_s` seconds; return whether the call `ticket` still runs."""
         call = self._begun[int(ticket)]
         wait([call], hold_s)
         return [np.asarray(not call.done())]
 
     def take(self, ticket: Any) -> Sequence[Array]:
-        """Return the results of a call that has ended, or raise its error."""
+        """Return the results of the ended call `ticket`, or raise its error."""
         return self._begun.pop(int(ticket)).result()
 
 
@@ -62,11 +62,11 @@ def host_call(
     shapes: Sequence[Any],
     hold_s: float = HOLD_IN_FUNCTION_S,
 ) -> list[Any]:
-    """Call `function` with the arrays of `inputs`; return tensors of the given dtypes and (partly known) shapes.
+    """Call `function` on the values of `inputs`; return tensors of the given dtypes and (partly known) shapes.
 
     In a graph the call runs outside TensorFlow's threads, which only poll for its end. Blocked threads would fill the
-    inter-op pool, and ranks that have started different calls would wait for each other forever. Eager errors are both
-    Ringtrain's and TensorFlow's; errors in graphs are TensorFlow's.
+    inter-op pool, and ranks that have started different calls would wait for each other forever. An eager call
+    raises errors of both Ringtrain's and TensorFlow's classes; a graph raises TensorFlow's errors.
     """
     if tf.executing_eagerly():
         with as_tensorflow():
@@ -96,10 +96,10 @@ def differentiable_tensorflow_call(
     name: str | None,
     kept: Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]] = lambda inputs, outputs: (),
 ) -> list[Any]:
-    """Call `forward` like `host_call`, with gradients: an output for each input, of its dtype.
+    """Call `forward` like `host_call`, and `backward` for gradients. Outputs have the dtypes of the inputs.
 
-    `backward(name, gradients of the outputs, arrays of kept(inputs, outputs))` returns the inputs' gradients; its name
-    is derived from that of the call, `name`.
+    `backward(gradient_name, output_gradients, kept_arrays)` returns the gradients of `inputs`. `gradient_name` is
+    derived from `name`, the name of the call; `kept_arrays` are the tensors that `kept(inputs, outputs)` returned.
     """
     dtypes = [tensor.dtype for tensor in inputs]
 
@@ -123,8 +123,8 @@ def differentiable_tensorflow_call(
 
 @tf.autograph.experimental.do_not_convert
 def gradient_call(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any], shapes: Sequence[Any]) -> list[Any]:
-    """Call a function that computes a gradient, like `host_call`. A second derivative raises NotSupportedError, because
-    it would silently omit this part."""
+    """Call `function`, which computes a gradient, like `host_call`, and return its results. Its own gradient is not
+    defined, so a second derivative raises NotSupportedError."""
 
     @tf.custom_gradient
     def once(*given: Any) -> Any:
@@ -138,11 +138,11 @@ def gradient_call(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
 
 
 def _no_second_gradient(*_: Array) -> Sequence[Array]:
-    raise NotSupportedError("a collective has no second derivative; expected no gradient of its gradient")
+    raise NotSupportedError("a collective has no second derivative; do not differentiate its gradient")
 
 
 def _graph_call_end(ticket: Any, running: Any) -> Any:
-    """Return a tensor that is ready when the call has ended; meanwhile no TensorFlow thread is blocked.
+    """Return a tensor that is ready when the call `ticket` has ended. No TensorFlow thread is blocked meanwhile.
 
     The graph polls repeatedly, because a run that fails elsewhere can only end between two polls.
     """
@@ -154,7 +154,7 @@ def _graph_call_end(ticket: Any, running: Any) -> Any:
 
 
 def _call_in_thread(function: Any, argument: Any) -> Any:
-    """Return `function(argument)` without blocking a TensorFlow thread.
+    """Return the result of the TensorFlow function `function`, run on a thread outside TensorFlow's pools.
 
     Reading a data set is an asynchronous TensorFlow operation with a separate thread. A function mapped over the data
     set can run in that thread.
@@ -172,7 +172,7 @@ def _call_in_thread(function: Any, argument: Any) -> Any:
 
 @functools.cache
 def _still_running_function() -> tuple[Any, Any]:
-    """Return `_calls.still_running` as a TensorFlow function, and the graph that keeps its operation alive."""
+    """Return a TensorFlow function that calls `_calls.still_running`, and its graph, which must stay alive."""
     with tf.Graph().as_default() as graph:
 
         @tf.function(input_signature=[tf.TensorSpec([], tf.int64)], autograph=False)
@@ -188,11 +188,11 @@ def _as_dtype(result: Any, dtype: Any) -> Array:
 
 
 def value_of(tensor: Any) -> Any:
-    """Return a tensor for a tensor, variable (of TensorFlow or Keras), array or number."""
+    """Convert a tensor, a variable (of TensorFlow or Keras), an array or a number to a tensor."""
     return tf.convert_to_tensor(tensor)
 
 
 def any_rows(tensor: Any) -> Any:
-    """Return the shape of `tensor` with any number of rows."""
+    """Return the shape of `tensor`, with an unknown number of rows."""
     shape = tensor.shape
     return tf.TensorShape([None]).concatenate(shape[1:]) if shape.rank else tf.TensorShape(None)

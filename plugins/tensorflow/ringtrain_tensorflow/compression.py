@@ -1,4 +1,4 @@
-"""Compression of gradients to fewer bytes."""
+"""Compression of gradients before they are sent, with the classes of Horovod's `Compression`."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Names of TensorFlow's data service on data workers, from the plugin ringtrain-data-service."""
+"""Functions and classes of TensorFlow's data service, which the plugin ringtrain-data-service provides."""
 
 from ringtrain.shared.plugins import provide
 

@@ -1,4 +1,4 @@
-"""Names of `tf.estimator`, from the plugin ringtrain-graphcore."""
+"""Estimator and strategies with `tf.estimator`'s names, which the plugin ringtrain-graphcore provides."""
 
 from ringtrain.shared.plugins import provide
 

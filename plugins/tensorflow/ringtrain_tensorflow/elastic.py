@@ -37,7 +37,9 @@ class TensorFlowState(VariablesState):
             )
         used = None if tf.executing_eagerly() else session or tf.compat.v1.get_default_session()
         if used is None and not tf.executing_eagerly():
-            raise ConfigurationError("TensorFlowState: there is no session; pass session=..., or make it within one")
+            raise ConfigurationError(
+                "TensorFlowState: no session is open; pass session=..., or create the TensorFlowState inside a session"
+            )
 
         def keep(value: Any) -> VariablesHandler:
             return VariablesHandler(value) if used is None else SessionVariablesHandler(value, used)

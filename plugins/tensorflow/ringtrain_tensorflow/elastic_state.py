@@ -1,4 +1,4 @@
-"""Variables of TensorFlow and Keras as parts of an elastic state."""
+"""Elastic state (saved at commits, sent to new ranks) of TensorFlow and Keras variables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ T = TypeVar("T")
 
 
 def run(func: Callable[..., T]) -> Callable[..., T]:
-    """Return `func(state, ...)` as a function that continues after a change of the world; see `ringtrain.elastic.run`.
+    """Return `func(state, ...)` decorated so that it is called again after a change of the world; see
+    `ringtrain.elastic.run`.
 
     TensorFlow functions and compiled models need not be rebuilt: their collectives look up the world when they run.
     """
@@ -32,14 +33,14 @@ class VariablesState(ObjectState):
     _foreign = TENSORFLOW_VALUES
 
     def sync(self) -> None:
-        """Synchronize as `ringtrain.elastic.State` does. Before that, all ranks join: ranks that still reduce, for
-        example to create an optimizer's variables, get zeros from the others instead of waiting."""
+        """Send the state to all ranks, as `ringtrain.elastic.State` does. First all ranks `join()`, so that a rank that
+        still reduces, for example while it creates optimizer variables, does not wait."""
         join()
         super().sync()
 
 
 class VariablesHandler(StateHandler):
-    """Handler for variables: copies them at a commit, assigns them at a restore, and sends them to new ranks.
+    """Handler that copies variables at a commit, assigns the copies at a restore, and sends them to new ranks.
 
     `value`: the object with the variables. Variables of a random generator belong to each rank: they are saved but not
     sent.
@@ -50,7 +51,7 @@ class VariablesHandler(StateHandler):
         self.save()
 
     def variables(self) -> Sequence[Any]:
-        """Return the variables of `value`, in an order that is the same on all ranks."""
+        """Return the variables of `value`, in the same order on all ranks."""
         return list(self.value)
 
     def save(self) -> None:
@@ -62,8 +63,8 @@ class VariablesHandler(StateHandler):
         self.write(kept, [self._saved[identity(variable)] for variable in kept])
 
     def sync(self, root: int = 0) -> None:
-        """Send the root's variables to all ranks. Collective. Raises MismatchError on all ranks if their variables
-        differ."""
+        """Overwrite all ranks' variables with those of rank `root`. Collective. Raises MismatchError on all ranks if
+        shapes or dtypes differ."""
         sent = [variable for variable in self.variables() if can_travel(_variable_dtype(variable))]
         self._check_alike([[_name(v), _variable_dtype(v), list(v.shape)] for v in sent])
         received = [np.array(value, order="C") for value in self.read(sent)]
@@ -82,19 +83,19 @@ class VariablesHandler(StateHandler):
             variable.assign(value)
 
     def _check_alike(self, own: list[Any]) -> None:
-        """Compare the variables of all ranks. Names are used only in the message: their numbers depend on all objects
-        that a process has created."""
+        """Raise MismatchError if shapes or dtypes of variables differ between ranks. Names may differ, because they
+        contain numbers that depend on what a process has created."""
         everyone = current_world().group().allgather_object(own, "elastic variables")
         for number, theirs in enumerate(everyone):
             if [v[1:] for v in theirs] != [v[1:] for v in everyone[0]]:
                 raise MismatchError(
-                    f"the elastic state has {_variables_difference(everyone[0], theirs)} on rank {number}; every "
-                    "rank must build the same model and optimizer before it makes the state"
+                    f"the elastic state has {_variables_difference(everyone[0], theirs)} on rank {number}; every rank "
+                    "must build the same model and optimizer before it creates the state"
                 )
 
 
 class SessionVariablesHandler(VariablesHandler):
-    """Handler for variables of a `tf.compat.v1` graph, in a session."""
+    """Handler for the variables of a `tf.compat.v1` graph, read and assigned in a session."""
 
     def __init__(self, value: Any, session: Any) -> None:
         self._session = session
@@ -116,8 +117,7 @@ def _variables_difference(expected: list[Any], found: list[Any]) -> str:
 
 
 def _variable_dtype(variable: Any) -> str:
-    """Return the dtype as a string. Keras 3 uses strings, and TensorFlow has reference types for variables of
-    graphs."""
+    """Return the dtype's name. Keras 3 uses strings, and variables of graphs have reference types."""
     dtype = variable.dtype
     return dtype if isinstance(dtype, str) else str(dtype.base_dtype.name)
 

@@ -1,4 +1,4 @@
-"""Errors that are both Ringtrain's and TensorFlow's, so that code written for Horovod can catch them."""
+"""Errors that are Ringtrain's and TensorFlow's at once, so that code written for Horovod can catch them."""
 
 import functools
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from ringtrain.errors import ConfigurationError, MismatchError, NotInitializedEr
 
 
 class NotSupportedError(ConfigurationError, NotImplementedError):
-    """Operation that is not supported for these tensors."""
+    """Error: the operation does not support these tensors."""
 
 
 # The first match is used; any other error is UnknownError, as in `tf.numpy_function`.
@@ -25,7 +25,7 @@ _KINDS: Final = (
 
 
 def tensorflow_status_of(error: BaseException) -> int:
-    """Return TensorFlow's error code with which a graph reports `error`.
+    """Return the TensorFlow error code with which a graph reports `error`.
 
     FAILED_PRECONDITION: ranks disagree, or there is no world. INVALID_ARGUMENT: an argument is wrong.
     """
@@ -35,7 +35,7 @@ def tensorflow_status_of(error: BaseException) -> int:
 
 @contextmanager
 def as_tensorflow() -> Iterator[None]:
-    """Convert Ringtrain's errors to errors that are both Ringtrain's and TensorFlow's, inside this context."""
+    """Context that converts Ringtrain's errors to errors that are also TensorFlow's."""
     try:
         yield
     except RingtrainError as error:

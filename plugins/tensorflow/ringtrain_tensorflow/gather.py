@@ -20,7 +20,10 @@ def allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return every rank's rows in rank order. Ranks may have different numbers of rows. Gradients flow through."""
+    """Return all ranks' rows of `tensor`, in rank order. Ranks may have different numbers of rows. Differentiable.
+
+    For other arguments see `allreduce`.
+    """
     return grouped_allgather([tensor], name, ignore_name_scope, process_set)[0]
 
 
@@ -30,13 +33,16 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[Any]:
-    """Return each of `tensors` gathered, as one collective."""
+    """Return the rows of all ranks in the set, for each of `tensors`, in rank order, gathered in one collective.
+
+    For other arguments see `allreduce`.
+    """
     return gathered_by_tensorflow(tensors, name_of_call(name, ignore_name_scope), process_set)
 
 
 @tf.autograph.experimental.do_not_convert
 def gathered_by_tensorflow(tensors: Sequence[Any], full: str | None, process_set: ProcessSet) -> list[Any]:
-    """Gather like `grouped_allgather`, under a name that was assigned before."""
+    """Gather like `grouped_allgather`, under the name `full` that was assigned to the call before."""
     values = [value_of(tensor) for tensor in tensors]
     rows = [tf.shape(tensor)[0] if tensor.shape.rank else tf.constant(0) for tensor in values]
 
@@ -58,7 +64,10 @@ def broadcast(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the tensor of `root_rank` (a world rank). The mean of all ranks' gradients flows back to it."""
+    """Return the tensor of `root_rank` (a rank of the world). Its gradient on that rank is the mean over the set.
+
+    For other arguments see `allreduce`.
+    """
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
 
@@ -79,9 +88,11 @@ def alltoall(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts). Return the received rows, in rank
-    order, and with `splits` also the number of rows from each rank. Gradients flow back to the ranks that sent the
-    rows."""
+    """Send `splits[i]` rows of `tensor` to rank i of the set (default: equal parts). Return the received rows in rank
+    order, and with `splits` also the number of rows from each rank. Differentiable.
+
+    For other arguments see `allreduce`.
+    """
     value = value_of(tensor)
     full = name_of_call(name, ignore_name_scope)
     given_splits = tf.constant([], tf.int32) if splits is None else tf.convert_to_tensor(splits)

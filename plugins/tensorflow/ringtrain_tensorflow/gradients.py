@@ -1,4 +1,4 @@
-"""Reduction of a model's gradients for tapes and optimizers: each gradient as soon as it exists."""
+"""Reduction of a model's gradients for tapes and optimizers. Each gradient is sent as soon as it is computed."""
 
 import warnings
 from collections.abc import Collection, Sequence
@@ -23,7 +23,7 @@ from ringtrain_tensorflow.world_ops import members_as
 
 @dataclass(frozen=True)
 class TensorFlowGradientOptions:
-    """Options of the reduction that tapes and optimizers have in common."""
+    """Options for the reduction of gradients, which tapes and optimizers have in common."""
 
     device_dense: str = ""
     device_sparse: str = ""
@@ -36,7 +36,7 @@ class TensorFlowGradientOptions:
     scale_local_gradients: bool = True
 
     def checked(self) -> "TensorFlowGradientOptions":
-        """Return the options with a `ReduceOp`. Raises ConfigurationError for incompatible options."""
+        """Return the options with `op` as a ReduceOp. Raises ConfigurationError for incompatible options."""
         op = ReduceOp.of(self.op)
         if op not in (Average, Sum, Adasum):
             raise ConfigurationError(f"op is {op.value}; expected Average, Sum or Adasum")
@@ -57,8 +57,10 @@ class TensorFlowGradientOptions:
 
 @dataclass
 class TensorFlowGradientReducer:
-    """Reducer of gradients under names that start with `name`. `local`: ids of variables that each rank trains
-    alone."""
+    """Reducer of gradients over a process set, except those of variables that each rank trains alone (`_local`).
+
+    `name`: prefix of the collectives' names.
+    """
 
     name: str
     options: TensorFlowGradientOptions
@@ -75,11 +77,11 @@ class TensorFlowGradientReducer:
     def reduce(
         self, grads: Sequence[Any], variables: Sequence[Any], before_update: bool = True, rate: Any = None
     ) -> list[Any]:
-        """Return the reduced gradients. Gradients of local variables are only scaled.
+        """Return `grads` reduced over all ranks. Gradients of local variables are not reduced, only scaled.
 
-        `before_update`: ranks still have the same variables, and compare them at intervals, together with `rate`:
-        StateCorrupt names ranks that differ. A gradient that is None counts as zeros if another rank has one, and stays
-        None if no rank has one.
+        `before_update`: whether ranks still have the same variables. If so, they compare the variables and `rate` at
+        intervals; StateCorrupt names ranks that differ. A gradient that is None counts as zeros if another rank has
+        one, and stays None if no rank has one.
         """
         name = name_of_call(self.name) or self.name
         shared = [index for index, variable in enumerate(variables) if not self.is_local(variable)]
@@ -109,8 +111,8 @@ class TensorFlowGradientReducer:
         groups: list[list[int]],
         around: GraphPartSurroundings,
     ) -> None:
-        """Reduce the gradients in `results` at the indices `kinds`, of dense and of sparse ones: each group of dense
-        ones and each sparse one as soon as it exists.
+        """Replace gradients in `results` by reduced ones: the dense and the sparse ones, at the indices in the pair
+        `kinds`. A group of dense gradients, or one sparse gradient, is sent as soon as it is computed.
 
         `groups`: positions among the dense ones that are reduced together. `around`: see `streamed_call`.
         """
@@ -145,7 +147,8 @@ class TensorFlowGradientReducer:
                 results[index] = tf.IndexedSlices(scaled_slices(values, how_slices), indices, slices[i].dense_shape)
 
     def _groups(self, indices: list[int], variables: Sequence[Any]) -> list[list[int]]:
-        """Return the groups of the gradients at `indices`, as positions in `indices`."""
+        """Divide the gradients at `indices` into groups that are reduced together; return each group as positions in
+        `indices`."""
         groups = self.options.groups
         everyone = list(range(len(indices)))
         if isinstance(groups, list):
@@ -166,14 +169,14 @@ class TensorFlowGradientReducer:
 
 
 def groups_argument(groups: Any, num_groups: int) -> Any:
-    """Return `groups`, or the deprecated `num_groups` if it is None."""
+    """Return `groups`, or the value of the deprecated argument `num_groups` if `groups` is None."""
     if num_groups:
         warnings.warn("num_groups is deprecated; pass groups", DeprecationWarning, stacklevel=3)
     return num_groups if num_groups and groups is None else groups
 
 
 def identity(variable: Any) -> int:
-    """Return the same number for a Keras variable, its TensorFlow variable, and a reference to either."""
+    """Return a number that identifies a variable: equal for a Keras variable and its TensorFlow variable."""
     inner = getattr(variable, "_value", None)
     return id(inner if isinstance(inner, tf.Variable) else variable)
 

@@ -1,4 +1,4 @@
-"""Variables in host memory that are updated there, while forward and backward passes run on the device."""
+"""Training with variables in host memory: the device computes gradients, and the host updates the variables."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -16,7 +16,7 @@ HOST = "/CPU:0"
 
 
 class HostStrategy:
-    """Variables on the host, gradients from the device, reduction and update on the host.
+    """Strategy that stores variables in host memory. Devices compute gradients; the host reduces and applies them.
 
         strategy = HostStrategy()
         with strategy.scope():
@@ -45,7 +45,7 @@ class HostStrategy:
 
     @contextlib.contextmanager
     def scope(self) -> Iterator["HostStrategy"]:
-        """Place every variable that is created inside this context on the host."""
+        """Context in which variables are created in host memory."""
 
         def on_host(make: Callable[..., Any], **arguments: Any) -> Any:
             with tf.device(self._device):
@@ -65,23 +65,23 @@ class HostStrategy:
         return self.on_host(lambda: optimizer.apply_gradients(present))
 
     def _apply_with_host_optimizer(self, optimizer: Any, pairs: list[tuple[Any, Any]]) -> Any:
-        """Apply gradients with a HostOptimizer, which averages them itself."""
+        """Apply gradients with a HostOptimizer, which averages them over ranks, and return its result."""
         ours = self._reducer.options
         if ours.op is not Average or ours.process_set is not optimizer.process_set:
             raise ConfigurationError(
-                f"HostStrategy has op={ours.op.value} and {ours.process_set}, and its HostOptimizer averages over "
-                f"{optimizer.process_set}; expected op=Average and the same process_set"
+                f"HostStrategy has op={ours.op.value} and {ours.process_set}, but its HostOptimizer "
+                f"averages over {optimizer.process_set}; expected op=Average and the same process_set"
             )
         return self.on_host(lambda: optimizer.apply_gradients(pairs))
 
     def reduce_gradients(self, grads: Sequence[Any], variables: Sequence[Any] | None = None) -> list[Any]:
-        """Return the gradients reduced over all ranks, computed on the host."""
+        """Return `grads` reduced over all ranks, in host memory."""
         if is_always_alone(self._reducer.options.process_set):
             return list(grads)
         held = list(grads) if variables is None else list(variables)  # None cannot be replaced by zeros
         return self.on_host(lambda: self._reducer.reduce(list(grads), held))
 
     def on_host(self, make: Callable[[], Any]) -> Any:
-        """Return the result of `make`, with its operations and variables placed on the host."""
+        """Call `make` with operations and variables placed on the host; return its result."""
         with tf.device(self._device), self.scope():
             return make()

@@ -1,4 +1,4 @@
-"""Names of Graphcore's `tensorflow.python.ipu`, from the plugin ringtrain-graphcore."""
+"""Replacement for Graphcore's `tensorflow.python.ipu`, which the plugin ringtrain-graphcore provides."""
 
 from ringtrain.shared.plugins import provide
 

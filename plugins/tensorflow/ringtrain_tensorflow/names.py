@@ -1,4 +1,4 @@
-"""Names of collectives in graphs, assigned when the graph is built.
+"""Names by which ranks pair the collectives in their graphs. They are assigned when a graph is built.
 
 A number assigned when an operation runs would pair the operations that run first on each rank. Ranks that run the same
 program build their graphs in the same order, regardless of TensorFlow's threads.
@@ -15,7 +15,7 @@ import tensorflow as tf
 
 @dataclass
 class _TensorFlowGraphNames:
-    """Names assigned in one graph. `path`: the functions and branches that contain the graph."""
+    """Counters that make the names in one graph unique. `path`: the functions and branches that contain the graph."""
 
     path: str
     dealt: Counter[str] = field(default_factory=Counter)
@@ -31,10 +31,10 @@ _graphs: Final[weakref.WeakKeyDictionary[Any, _TensorFlowGraphNames]] = weakref.
 
 
 def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | None:
-    """Return the name under which ranks pair a call: None eagerly without `name`; such a call is numbered when it runs.
+    """Return the name by which ranks pair a call; None for an eager call without `name`, which gets a number later.
 
-    In a graph names are unique: a repeated name gets a number, like operations. The name scope is its prefix, unless
-    `ignore_name_scope`.
+    In a graph names are unique: a repeated name gets a number, as with operations. The name scope is the prefix of the
+    name, unless `ignore_name_scope`.
     """
     if tf.executing_eagerly():
         return name
@@ -47,7 +47,7 @@ def name_of_call(name: str | None, ignore_name_scope: bool = False) -> str | Non
 
 
 def name_of_gradient(name: str | None) -> str | None:
-    """Return the name for the gradient of the call `name`, in the graph that is being built for gradients."""
+    """Return a name for the gradient of the call `name`, unique in the current graph; None for eager calls."""
     if name is None or tf.executing_eagerly():
         return None
     return _tensorflow_graph_names(tf.compat.v1.get_default_graph()).unique(f"{name}.gradient")
@@ -60,7 +60,7 @@ def _tensorflow_graph_names(graph: Any) -> _TensorFlowGraphNames:
 
 
 def _path_of(graph: Any) -> str:
-    """Return the functions and branches that contain `graph`, each with a slash; empty for a graph of a session.
+    """Return the names of the functions and branches that contain `graph`, each with a slash; "" for a session's graph.
 
     A function that is called eagerly has its Python name, so that ranks may trace it a different number of times.
     TensorFlow's names of all others end with numbers that depend on everything that was built before.

@@ -1,4 +1,4 @@
-"""Broadcast and gather of Python objects: plain data, arrays and tensors, or with `allow_pickle` any object."""
+"""Broadcast and gather of Python objects: plain data, arrays, tensors, and with `allow_pickle` any object."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> Callable[[Any], Any]:
-    """Return `broadcast_object` with all arguments but the object."""
+    """Return a function of one object that calls `broadcast_object` with these arguments."""
     return lambda obj: broadcast_object(obj, root_rank, session, name, process_set, allow_pickle)
 
 
@@ -50,17 +50,17 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
     allow_pickle: bool = False,
 ) -> list[Any]:
-    """Return every rank's object, in rank order. The same types as for `broadcast_object` are supported."""
+    """Return all ranks' objects, in rank order. Types are limited as for `broadcast_object`."""
     with as_tensorflow():
         return adapter.allgather_object(obj, name, process_set, allow_pickle, TENSORFLOW_VALUES)
 
 
 def _packed_tensorflow_values(value: Any) -> bytes:
-    """Return the bytes of a dtype, variable or tensor with a value. Raises ConfigurationError for other objects."""
+    """Convert a dtype, a variable, or a tensor with a value to bytes. Raises ConfigurationError for other objects."""
     if isinstance(value, tf.DType):
         return b"D" + value.name.encode()
     if not (isinstance(value, tf.Tensor | tf.Variable) or hasattr(value, "_value")) or not tf.executing_eagerly():
-        raise ConfigurationError(f"{type(value).__name__} is no tensor that has a value")
+        raise ConfigurationError(f"{type(value).__name__} is not a tensor with a value")
     tensor = tf.convert_to_tensor(value)
     serialized: bytes = tf.io.serialize_tensor(tensor).numpy()
     return b"T" + tensor.dtype.name.encode() + b" " + serialized

@@ -1,4 +1,4 @@
-"""Operation for TensorFlow's graphs that calls Python, and fails with an error code that matches the Python error.
+"""Operation in TensorFlow graphs that calls a Python function; exceptions become TensorFlow errors.
 
 `tf.numpy_function` reports every error as InvalidArgumentError or UnknownError. Operation and kernel are registered
 through TensorFlow's C API (`tensorflow/c/ops.h`, `tensorflow/c/kernels.h`), so nothing is compiled.
@@ -39,7 +39,7 @@ _kept: list[Any] = []  # callbacks that TensorFlow calls until the process ends
 
 @tf.autograph.experimental.do_not_convert
 def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -> list[Any]:
-    """Add a node to the current graph that returns `function(*arrays of inputs)`, of the given dtypes.
+    """Add a node to the current graph that calls `function` on the arrays of `inputs`; return its outputs, of `dtypes`.
 
     The function runs on a TensorFlow thread and must return quickly. Its exceptions become TensorFlow errors, see
     `tensorflow_status_of`.
@@ -49,7 +49,7 @@ def add_operation(function: Function, inputs: Sequence[Any], dtypes: Sequence[An
 
 @tf.autograph.experimental.do_not_convert
 def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -> Any:
-    """Add a node like `add_operation`; return the node."""
+    """Add a node as `add_operation` does, and return the node, not its outputs."""
     _register_operation()
     graph = tf.compat.v1.get_default_graph()
     token = next(_tokens)
@@ -69,8 +69,8 @@ def add_node(function: Function, inputs: Sequence[Any], dtypes: Sequence[Any]) -
 
 @contextlib.contextmanager
 def out_of_graph_order() -> Iterator[None]:
-    """Make nodes created inside this context run as soon as their inputs and control inputs are ready. Otherwise, nodes
-    of a `tf.function` run after all earlier operations with side effects."""
+    """Context whose new nodes run as soon as their inputs and control inputs are ready. Other nodes of a `tf.function`
+    also wait for all earlier operations with side effects."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     yield
@@ -90,14 +90,14 @@ def _operation_types(dtypes: Any) -> Any:
 
 
 def _outermost_graph(graph: Any) -> Any:
-    """Return the outermost graph around `graph`, which outlives the functions inside it."""
+    """Return the outermost graph that contains `graph`; it lives longer than the functions inside it."""
     while (outer := getattr(graph, "outer_graph", None)) is not None and outer is not graph:
         graph = outer
     return graph
 
 
 class _TensorFlowMemory:
-    """Memory of a TensorFlow tensor for numpy, freed with the last array that uses it."""
+    """Owner of a TensorFlow tensor's memory, which numpy arrays use without a copy. The last array frees it."""
 
     def __init__(self, tensor: Any) -> None:
         self._tensor = tensor
@@ -164,8 +164,8 @@ def _compute_operation(token: int | None, context: Any) -> None:
         function = _functions.get(token or 0)
         if function is None:
             raise ConfigurationError(
-                "a graph with Ringtrain's collectives was loaded from a file or from another process; build it "
-                "here, by the code that made it"
+                "a graph with Ringtrain's collectives was loaded from a file or from another process; build the "
+                "graph in this process"
             )
         arrays = [_operation_input(context, index) for index in range(library.TF_NumInputs(context))]
         for index, result in enumerate(function(*arrays)):
@@ -178,7 +178,7 @@ def _compute_operation(token: int | None, context: Any) -> None:
 
 
 def _register_operation() -> None:
-    """Register the operation and its kernel with TensorFlow, once per process."""
+    """Register the operation and its kernel with TensorFlow. Further calls do nothing."""
     with _registering:
         if _kept:
             return
@@ -205,7 +205,7 @@ def _register_operation() -> None:
 
 
 def _no_shapes(context: Any, status: Any) -> None:
-    """Set unknown output shapes; the caller sets the actual ones."""
+    """Shape function for TensorFlow: declares all output shapes as unknown; callers set them."""
     _tensorflow_library().TF_ShapeInferenceContextSetUnknownShape(context, status)
 
 
@@ -246,7 +246,7 @@ _SIGNATURES: Final[dict[str, tuple[Any, tuple[Any, ...]]]] = {
 
 @functools.cache
 def _tensorflow_library() -> Any:
-    """Return TensorFlow's library, which is already loaded. Raises ConfigurationError if it lacks a function."""
+    """Return TensorFlow's loaded C library. Raises ConfigurationError if it lacks a function."""
     name = "libtensorflow_framework.2.dylib" if sys.platform == "darwin" else "libtensorflow_framework.so.2"
     path = Path(tf.sysconfig.get_lib()) / name
     try:
@@ -256,7 +256,6 @@ def _tensorflow_library() -> Any:
             found.restype, found.argtypes = result, arguments
     except (OSError, AttributeError) as error:
         raise ConfigurationError(
-            f"{path}: {error}; expected TensorFlow 2.20 or newer as its project publishes it, which is "
-            f"{tf.__version__} here"
+            f"{path}: {error}; expected an official build of TensorFlow 2.20 or newer, and this is {tf.__version__}"
         ) from error
     return library

@@ -37,35 +37,22 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `optimizer` (of Keras, or of `tf.compat.v1.train`) as one that reduces gradients over all ranks.
+    """Return an optimizer like `optimizer` (Keras or `tf.compat.v1.train`) that reduces gradients over all ranks.
 
     `name`: name of the wrapper (default: "Distributed" and the optimizer's type). `backward_passes_per_step`: number of
     passes whose gradients are summed before they are reduced; `average_aggregated_gradients` divides the sum by that
     number. `op`: Adasum combines the steps of ranks instead of their gradients. For other arguments see
     `DistributedGradientTape`.
     """
-    options = TensorFlowGradientOptions(
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups_argument(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+    groups = groups_argument(groups, num_groups)
     if is_keras_optimizer(optimizer):
         return DistributedKerasOptimizer(
-            optimizer,
-            name=name,
-            backward_passes_per_step=backward_passes_per_step,
-            average_aggregated_gradients=average_aggregated_gradients,
-            **vars(options),
-        )
+            optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+            backward_passes_per_step, average_aggregated_gradients, 0, groups, process_set, scale_local_gradients,
+        )  # fmt: skip
     if not isinstance(optimizer, tf.compat.v1.train.Optimizer):
         raise ConfigurationError(
-            f"DistributedOptimizer: optimizer is {kind_of(optimizer)}; expected one of Keras or tf.compat.v1.train"
+            f"DistributedOptimizer: optimizer is {kind_of(optimizer)}; expected an optimizer of Keras or tf.compat.v1"
         )
     if isinstance(optimizer, WrappedV1Optimizer):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
@@ -73,6 +60,10 @@ def DistributedOptimizer(
         raise ConfigurationError(
             f"DistributedOptimizer: backward_passes_per_step is {backward_passes_per_step}; expected 1 or more"
         )
+    options = TensorFlowGradientOptions(
+        device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set,
+        scale_local_gradients,
+    )  # fmt: skip
     reducer = TensorFlowGradientReducer(name or f"Distributed{type(optimizer).__name__}", options.checked())
     common = (optimizer, reducer, backward_passes_per_step, use_locking)
     if reducer.options.op is Adasum:

@@ -1,4 +1,4 @@
-"""Agreement of ranks on the variables that have gradients, so that all reduce the same ones."""
+"""Exchange between ranks of which gradients exist, so that all ranks reduce the same ones."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ _Variables = tuple[str, ...]
 
 @dataclass
 class _AgreedGradients:
-    """Number of ranks with a gradient of each kind, by place in a graph and this rank's gradients there."""
+    """Counts of ranks that have each kind of gradient, stored for each call in a graph and its gradients."""
 
     known: dict[tuple[Any, str], dict[tuple[_Kinds, _Variables], Any]] = field(default_factory=dict)
 
@@ -29,8 +29,8 @@ class _AgreedGradients:
 def completed_gradients(
     name: str, grads: Sequence[Any], variables: Sequence[Any], process_set: ProcessSet
 ) -> list[Any]:
-    """Return `grads` such that all ranks of `process_set` can reduce them: zeros for None if another rank has a
-    gradient, None if no rank has one, a tensor for IndexedSlices if another rank has a tensor.
+    """Return `grads` so that all ranks of `process_set` have the same ones to reduce. A missing gradient becomes zeros
+    if another rank has it. IndexedSlices become a tensor if another rank has a tensor.
 
     `name`: name of the call, the same on all ranks. In every eager call, ranks exchange which gradients they have. For
     a graph they exchange it when the graph is built, once for each set of variables and gradients. In an elastic job,
@@ -54,13 +54,13 @@ def _gradient_kind_of(grad: Any) -> str | None:
 
 
 def unique_name_of(variable: Any) -> str:
-    """Return a name that is unique among the variables of this process; empty for an object that is not a variable."""
+    """Return a name of `variable` that is unique in this process; empty if it is not a variable."""
     return str(getattr(getattr(variable, "_value", variable), "_unique_id", ""))
 
 
 def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, process_set: ProcessSet) -> Any:
-    """Return the counts for a place in a graph. A graph that is rebuilt for other input shapes, which ranks do at
-    different times, gets the stored counts."""
+    """Return the result of `_gradient_counts` for a call in a graph. It is stored when the graph is first built, and
+    used again when ranks rebuild the graph for other input shapes, which they do at different times."""
     known = attached(_AgreedGradients).known.setdefault((queue_of(process_set), name), {})
     if (kinds, variables) not in known:
         known[kinds, variables] = _gradient_counts(f"{name}.{len(known)}", kinds, process_set)
@@ -68,7 +68,7 @@ def _gradient_counts_once(name: str, kinds: _Kinds, variables: _Variables, proce
 
 
 def _gradient_counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
-    """Return the number of ranks with a gradient of each kind: shape (kinds, gradients)."""
+    """Return how many ranks have each kind of each gradient: shape (kinds, gradients). Collective."""
     own = np.array([[kind == given for given in kinds] for kind in _KINDS], np.int32)
     total = NamedReduction("Sum", process_set)
     try:
@@ -76,9 +76,8 @@ def _gradient_counts(name: str, kinds: _Kinds, process_set: ProcessSet) -> Any:
             (counts,) = NamedCollective.allreduce(total, name, "gradients present").run([own])
     except MismatchError as error:
         raise MismatchError(
-            f"{name}: ranks do not agree on which gradients there are, which is "
-            f"{sum(kind is not None for kind in kinds)} of {len(kinds)} here; every rank must build the same "
-            f"model, and where a rank builds a graph with other gradients, all must ({error})"
+            f"{name}: ranks have different gradients ({sum(kind is not None for kind in kinds)} of {len(kinds)} on "
+            f"this rank); every rank must build the same model, and the same graphs ({error})"
         ) from error
     return counts
 

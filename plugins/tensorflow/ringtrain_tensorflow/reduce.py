@@ -31,13 +31,14 @@ def allreduce(
     process_set: ProcessSet = global_process_set,
     ignore_name_scope: bool = False,
 ) -> Any:
-    """Return `tensor` reduced over the ranks of `process_set`; gradients flow through.
+    """Return `tensor` reduced over the ranks of `process_set`. Differentiable.
 
     `tensor`: tensor or variable of the same shape on all ranks, or IndexedSlices, whose slices are gathered instead
     (`op` Average or Sum; the factors apply to them, too). `op`: Average (default), Sum, Adasum, Min, Max or Product.
-    `average`: deprecated form of `op`. Factors multiply before and after. `name`: pairs this call with the others'
-    (default: a number, assigned when the call is made, or in a graph when it is built). `device_dense`,
-    `device_sparse`: devices of the result.
+    `average`: deprecated form of `op`. `prescale_factor` multiplies the tensor before the reduction, `postscale_factor`
+    the result. `name`: pairs this call with those of the other ranks (default: a number, assigned when the call is
+    made, or in a graph when it is built). `device_dense`, `device_sparse`: devices of the result. `ignore_name_scope`:
+    whether the name has no name scope as prefix.
     """
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     if isinstance(tensor, tf.IndexedSlices):
@@ -58,7 +59,10 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[Any]:
-    """Return each of `tensors` reduced, as one collective; IndexedSlices are gathered one by one."""
+    """Return each of `tensors` reduced over the process set, in one call. IndexedSlices are gathered separately.
+
+    For other arguments see `allreduce`.
+    """
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     name = name_of_call(name, ignore_name_scope)
     dense = [index for index, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
@@ -84,9 +88,9 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> Any:
-    """Return this rank's rows of the reduced `tensor` (Average or Sum). If the rows are not divisible, the first ranks
-    get one more. The gradient is gathered from all ranks; for Sum it is multiplied by the number of ranks, as in
-    Horovod."""
+    """Return this rank's rows of `tensor` reduced over all ranks (Average or Sum). If rows cannot be divided equally,
+    the first ranks get one more. The gradient is gathered from all ranks; for Sum it is multiplied by the number of
+    ranks, as in Horovod."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered([tensor], how, device_dense, compression, name_of_call(name, ignore_name_scope))[0]
 
@@ -100,7 +104,10 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[Any]:
-    """Return this rank's rows of each of `tensors`, reduced as one collective."""
+    """Return this rank's rows of each of `tensors`, reduced over the process set in one collective.
+
+    For other arguments see `allreduce`.
+    """
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _scattered(tensors, how, device_dense, compression, name_of_call(None))
 
@@ -145,7 +152,7 @@ def _scattered(
 
 
 def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> Any:
-    """Gather values and indices of all ranks. TensorFlow sums slices of the same index when it applies them."""
+    """Return all ranks' IndexedSlices as one, scaled for `how`. TensorFlow later adds slices of equal index."""
     if how.op not in ("Average", "Sum"):
         raise NotSupportedError(
             f"allreduce of IndexedSlices: op is {how.op}; expected Average or Sum, or sparse_as_dense=True"
@@ -156,8 +163,8 @@ def _slices(slices: Any, how: NamedReduction, device: str, name: str | None) -> 
 
 
 def scaled_slices(values: Any, how: NamedReduction) -> Any:
-    """Return gathered `values`, scaled such that their sum is the reduction `how`. As in Horovod, averages of integers
-    are not integers."""
+    """Return `values`, gathered from all ranks, scaled so that their sum is the reduction `how`. Averages of integers
+    are floats, as in Horovod."""
     if how.op == "Average":
         values = values / members_as(how.process_set, values.dtype)
     factor = how.prescale * how.postscale

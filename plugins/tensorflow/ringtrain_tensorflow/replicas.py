@@ -1,4 +1,4 @@
-"""Comparison of variables between ranks before an update: at intervals, on the host, while gradients are reduced."""
+"""Check at intervals that all ranks have equal variables before an update. It runs on the host during the reduction."""
 
 import contextlib
 import functools
@@ -20,14 +20,13 @@ Look = Callable[[int], OptimizerReplica]
 
 @dataclass
 class _Comparisons:
-    """Comparisons of a world, by their subject: a tape is created for each step, and a graph for each shape."""
+    """Comparisons of one world, by name and variables, because tapes and graphs are created again and again."""
 
     found: dict[tuple[Any, ...], OptimizerReplicas] = field(default_factory=dict)
 
 
 def comparing(name: str, variables: Sequence[Any], rate: Any, process_set: ProcessSet) -> GraphPartSurroundings:
-    """Return a context for a reduction in which ranks compare `variables` and the learning rate of the update, and the
-    variables that it reads.
+    """Return a context for a reduction, in which ranks compare `variables` and the learning rate `rate`.
 
     `name`: name of the call. Nothing is compared if Python can read no variable: in the graphs of a session, and for
     tensors. Untrained variables are not compared.
@@ -68,7 +67,7 @@ def _tensorflow_replica_of(variables: Sequence[Any], rate: Any, part: int) -> Op
 
 
 def _variable_rows(variable: Any, first: int, behind: int) -> Array:
-    """Return the bytes of some rows: on the host those of the variable itself, for a device a copy."""
+    """Return the bytes of rows `first` to `behind` - 1 of `variable`; without a copy if it is in host memory."""
     value = variable.read_value()
     on_host = "CPU" in value.device
     array = np.asarray(value if on_host or not variable.shape.rank else value[first:behind])
@@ -88,7 +87,7 @@ def _tensorflow_platform(variables: Sequence[Any]) -> str:
 
 
 def _readable(variable: Any) -> Any:
-    """Return the TensorFlow variable that Python can read while a graph runs, or None."""
+    """Return the TensorFlow variable of `variable` if Python can read it while a graph runs, or None."""
     inner = getattr(variable, "_value", variable)
     if not isinstance(inner, tf.Variable) or not tf.compat.v1.executing_eagerly_outside_functions():
         return None

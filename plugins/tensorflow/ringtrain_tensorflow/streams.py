@@ -1,4 +1,4 @@
-"""Transfer of arrays out of a graph, each as soon as it exists, with waits for their results, the last one first."""
+"""Transfer of arrays from a running graph to Python, each as soon as it is computed, and return of the results."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from ringtrain_tensorflow.operation import add_node, out_of_graph_order
 
 
 class BegunGraphPart(Protocol):
-    """A part whose processing has begun."""
+    """Interface of one part of a call that has started."""
 
     def done(self) -> bool:
         """Return whether the result is ready."""
@@ -26,7 +26,7 @@ class BegunGraphPart(Protocol):
 
 @dataclass(frozen=True)
 class FinishedGraphPart:
-    """A result that is ready."""
+    """Part of a call whose result is ready."""
 
     arrays: Sequence[Array]
 
@@ -45,8 +45,8 @@ Begin = Callable[[int, Sequence[Array]], BegunGraphPart]
 
 @dataclass(frozen=True)
 class GraphPartSurroundings:
-    """Context for the wait for results: `enter(look())`. `look`: reads the variables `reads`. It runs after earlier and
-    before later writes of the program to them."""
+    """Context in which results are awaited: `enter(look())` returns it. `reads`: the variables that `look` reads, after
+    all earlier writes of the program to these variables and before all later writes."""
 
     look: Callable[[], Any]
     enter: Callable[[Any], contextlib.AbstractContextManager[Any]]
@@ -64,14 +64,15 @@ def streamed_call(
     outputs: tuple[Sequence[Any], Sequence[Any]],
     around: GraphPartSurroundings = AROUND_NOTHING,
 ) -> list[Any]:
-    """Call `begin(number of the part, its arrays)` for each of `parts`, lists of tensors; return all results, one after
-    the other, as tensors of the given dtypes and shapes, `outputs`.
+    """Call `begin(index, arrays)` for each of `parts` (lists of tensors). Return the results of all parts as one list
+    of tensors. `outputs`: a pair with the dtypes and the shapes of these results.
 
     In a graph a part is begun as soon as its tensors are ready, independent of other operations: `begin` must not
-    block. A backward pass computes the last part first, so waits are in that order: operations that need the results of
-    one, such as the update of its variables, run while the next ones wait. The first wait is within `around`, whose
-    `look` runs before the first part is begun. `name`: name of the place in the program. If the previous run failed on
-    this rank in between, other ranks may take its parts for those of this run: then RingtrainError is raised.
+    block. A backward pass computes the last part first, so parts are awaited in that order: operations that need the
+    results of a part, such as the update of its variables, run while other parts are still awaited. The first wait is
+    within `around`, whose `look` runs before the first part is begun. `name`: name of the place in the program. If the
+    previous run failed on this rank in between, other ranks may take its parts for those of this run: then
+    RingtrainError is raised.
     """
     if tf.executing_eagerly():
         flat = [tensor for part in parts for tensor in part]
@@ -106,7 +107,7 @@ def _read_variable(variable: Any) -> Any:
 
 
 def _waits_for_graph_parts(parts: Sequence[Sequence[Any]]) -> list[range]:
-    """Return the parts of each wait, with a minimum number of bytes; the last ones first."""
+    """Divide `parts` into groups that are awaited together, each of a minimum size; return the last group first."""
     sizes = [sum((t.shape.num_elements() or 0) * t.dtype.size for t in part) for part in parts]
     enough = max(sum(sizes) / WAITS, LEAST_WAITED_BYTES)
     waits, end, waited = [], len(parts), 0
@@ -129,7 +130,7 @@ def _all_variables_at_once(
 
 @dataclass
 class _GraphRuns:
-    """Parts that places have begun in their current runs in this world, and the results of `look`."""
+    """State of running graphs in this world: parts that have started, and results of `look`, by name of the call."""
 
     begun: dict[str, dict[int, BegunGraphPart]] = field(default_factory=dict)
     seen: dict[str, Any] = field(default_factory=dict)
@@ -137,7 +138,7 @@ class _GraphRuns:
 
 @dataclass(frozen=True)
 class _GraphPlace:
-    """A call of a graph: a run of the graph opens it, passes parts to it, and collects the results."""
+    """Call in a graph. Each run of the graph opens it, passes parts to it, and collects the results."""
 
     name: str
     begin_part: Begin
@@ -148,9 +149,9 @@ class _GraphPlace:
         left = runs.begun.get(self.name, {})
         if under_way := sum(not one.done() for one in left.values()):
             raise RingtrainError(
-                f"{self.name}: the last run of this graph failed on this rank when {under_way} of its gradients "
-                "were under way, and other ranks would take them for gradients of this run; call shutdown() and "
-                "init() on every rank, and resume from the last checkpoint"
+                f"{self.name}: the last run of this graph failed on this rank while {under_way} of its gradients "
+                "were being reduced, so other ranks could mix them up with gradients of this run; call shutdown() "
+                "and init() on every rank, and resume from the last checkpoint"
             )
         runs.begun[self.name] = {}
         runs.seen[self.name] = self.around.look()

@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks."""
+"""Batch normalisation with mean and variance over the batches of all ranks."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from ringtrain_tensorflow.world_ops import is_always_alone, members_as
 
 
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """`keras.layers.BatchNormalization` whose moments in training are computed over all ranks' batches.
+    """`keras.layers.BatchNormalization` that computes mean and variance in training over all ranks' batches.
 
     `fused`: accepted for compatibility with Horovod; there is no fused form. Ranks exchange count, mean and sum of
     squared deviations in one allgather, combined after Chan, Golub & LeVeque 1983; gradients flow through it.
@@ -19,7 +19,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
     def __init__(self, fused: bool = False, **kwargs: Any) -> None:
         if fused:
-            raise ValueError("SyncBatchNormalization: fused is True; expected False, there is no fused form")
+            raise ValueError("SyncBatchNormalization: fused is True; expected False, because it has no fused form")
         super().__init__(**{"fused": False, **kwargs} if IS_KERAS_2 else kwargs)
 
     def _moments(self, inputs: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
@@ -52,12 +52,12 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 @tf.custom_gradient
 def _summing(row: Any) -> Any:
-    """Return `row`, whose gradient is that of all ranks' losses, while Horovod's allgather returns their mean."""
+    """Return `row` with its gradient times the number of ranks, because allgather's gradient is a mean over ranks."""
     return tf.identity(row), lambda grad: grad * members_as(global_process_set, grad.dtype)
 
 
 def _spread_mask(mask: Any, like: Any) -> Any:
-    """Return `mask` as weights in the shape of `like`."""
+    """Return `mask` as weights that have the shape of `like`."""
     weights = tf.cast(mask, like.dtype)
     for _ in range(like.shape.rank - mask.shape.rank):
         weights = weights[..., tf.newaxis]

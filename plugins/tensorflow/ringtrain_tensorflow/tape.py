@@ -1,4 +1,4 @@
-"""`DistributedGradientTape`: a gradient tape whose gradients are reduced over all ranks."""
+"""`DistributedGradientTape`: a gradient tape that reduces its gradients over all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringtrain_tensorflow.world_ops import is_always_alone
 
 
 class DistributedTensorFlowTape(tf.GradientTape):
-    """The tape returned by `DistributedGradientTape`: the wrapped tape itself, with reduced gradients."""
+    """Class of the tape that `DistributedGradientTape` returns: the given tape, with gradients reduced."""
 
     _reducer: TensorFlowGradientReducer
     _local_layers: list[Any]
@@ -29,14 +29,14 @@ class DistributedTensorFlowTape(tf.GradientTape):
         self._reducer.register_local(source)
 
     def gradient(self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False) -> Any:
-        """Return the reduced gradients of `target`, in the structure of `sources`."""
+        """Return the gradients of `target`, reduced over the process set, in the structure of `sources`."""
         flat = self._reduced(target, sources, output_gradients)
         return tf.nest.pack_sequence_as(sources, flat)
 
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """Return two lists of pairs (source, gradient): local sources, and all others with their reduced gradients."""
+        """Return two lists of pairs (source, gradient): local sources, and others with reduced gradients."""
         flat = self._reduced(target, sources, output_gradients)
         named = list(zip(tf.nest.flatten(sources), flat, strict=True))
         local = [pair for pair in named if self._reducer.is_local(pair[0])]
@@ -64,25 +64,18 @@ def DistributedGradientTape(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return `gradtape` as a tape whose `gradient()` reduces over all ranks.
+    """Return a tape with the recording of `gradtape` whose `gradient()` reduces over the process set.
 
-    `compression`: send in half precision. `sparse_as_dense`: reduce IndexedSlices as tensors. `op`: Average, Sum or
-    Adasum. `gradient_predivide_factor`: divisor before the sum; the average divides by the rest. `groups`: a number of
-    groups, or lists of variables that are reduced together; `num_groups` is its deprecated form.
-    `scale_local_gradients`: divide gradients of local sources by the number of ranks.
+    `compression`: compression of gradients. `sparse_as_dense`: whether to reduce IndexedSlices as tensors. `op`:
+    Average, Sum or Adasum. `gradient_predivide_factor`: divisor before the sum; with Average, the sum is divided by
+    size / factor. `groups`: a number of groups, or lists of variables that are reduced together; `num_groups` is its
+    deprecated form. `scale_local_gradients`: whether to divide gradients of local sources by the number of ranks.
     """
-    options = TensorFlowGradientOptions(
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups_argument(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    return _reducing_tape(gradtape, options, [])
+    groups = groups_argument(groups, num_groups)
+    return PartialDistributedGradientTape(
+        gradtape, device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, 0, groups,
+        process_set, None, scale_local_gradients,
+    )  # fmt: skip
 
 
 def PartialDistributedGradientTape(
@@ -99,30 +92,19 @@ def PartialDistributedGradientTape(
     local_layers: Collection[Any] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a tape like `DistributedGradientTape`, which does not reduce the gradients of `local_layers`."""
+    """Return a `DistributedGradientTape` that does not reduce the gradients of `local_layers`.
+
+    For other arguments see `DistributedGradientTape`.
+    """
     options = TensorFlowGradientOptions(
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups_argument(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    layers = tape_layers_of(local_layers)
-    trainable(layers)
-    return _reducing_tape(gradtape, options, layers)
-
-
-def _reducing_tape(
-    gradtape: tf.GradientTape, options: TensorFlowGradientOptions, local_layers: list[Any]
-) -> DistributedTensorFlowTape:
+        device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor,
+        groups_argument(groups, num_groups), process_set, scale_local_gradients,
+    )  # fmt: skip
     tape = DistributedTensorFlowTape.__new__(DistributedTensorFlowTape)
     tape.__dict__.update(gradtape.__dict__)
     tape._reducer = TensorFlowGradientReducer("DistributedGradientTape", options.checked())
-    tape._local_layers = local_layers
+    tape._local_layers = tape_layers_of(local_layers)
+    trainable(tape._local_layers)
     return tape
 
 

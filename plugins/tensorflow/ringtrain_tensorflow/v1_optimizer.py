@@ -1,4 +1,4 @@
-"""Optimizers of `tf.compat.v1.train` that train on many ranks.
+"""Wrappers that reduce gradients over all ranks for optimizers of `tf.compat.v1.train`.
 
 The only order in a graph is that of its data and control dependencies; each step here declares its dependencies.
 """
@@ -15,7 +15,8 @@ from ringtrain_tensorflow.world_ops import is_always_alone, members_as
 
 
 class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
-    """Wrapper of another optimizer of `tf.compat.v1.train` that exposes its slots and variables."""
+    """Base class of wrappers of a `tf.compat.v1.train` optimizer; passes calls for variables and slots (state
+    variables) to that optimizer."""
 
     def __init__(self, optimizer: Any, reducer: TensorFlowGradientReducer, passes: int, use_locking: bool) -> None:
         super().__init__(name=reducer.name, use_locking=use_locking)
@@ -28,7 +29,7 @@ class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
         self._reducer.register_local(var)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Return the wrapped optimizer's gradients with their variables."""
+        """Return pairs (gradient, variable) of the wrapped optimizer."""
         return list(self._optimizer.compute_gradients(*args, **kwargs))
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
@@ -36,11 +37,11 @@ class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
         return self._optimizer.apply_gradients(grads_and_vars, global_step=global_step, name=name)
 
     def get_slot(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a slot of the wrapped optimizer."""
+        """Return a slot (state variable) of the wrapped optimizer."""
         return self._optimizer.get_slot(*args, **kwargs)
 
     def get_slot_names(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the names of the wrapped optimizer's slots."""
+        """Return the names of the wrapped optimizer's slots, such as momentum."""
         return self._optimizer.get_slot_names(*args, **kwargs)
 
     def variables(self, *args: Any, **kwargs: Any) -> Any:
@@ -49,10 +50,10 @@ class WrappedV1Optimizer(tf.compat.v1.train.Optimizer):
 
 
 class DistributedV1Optimizer(WrappedV1Optimizer):
-    """Wrapper whose `compute_gradients` reduces over all ranks."""
+    """Wrapper whose `compute_gradients` returns gradients reduced over all ranks."""
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Return the wrapped optimizer's gradients, reduced, with their variables."""
+        """Return pairs (gradient, variable) of the wrapped optimizer, with gradients reduced over all ranks."""
         pairs = super().compute_gradients(*args, **kwargs)
         return _zipped_v1_gradients(self._reduced([grad for grad, _ in pairs], _v1_variables(pairs)), pairs)
 
@@ -62,10 +63,10 @@ class DistributedV1Optimizer(WrappedV1Optimizer):
 
 
 class AccumulatingV1Optimizer(DistributedV1Optimizer):
-    """Wrapper that accumulates the gradients of `passes` runs of the graph; the last run reduces and applies the sum.
+    """Wrapper that adds up gradients over `passes` runs of the graph, and reduces and applies the sums in the last.
 
-    `average`: divide the sum by `passes`. Sparse gradients are accumulated as dense ones. As in Horovod, `global_step`
-    counts every run.
+    `average`: whether to divide the sum by `passes`. Sparse gradients are accumulated as dense ones. As in Horovod,
+    `global_step` counts every run.
     """
 
     def __init__(
@@ -80,19 +81,19 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
         self._sums = LocalGradientAggregationHelper(passes, self._reduced, True, average, 0, "v1")
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
-        """Return the sums since the start of the cycle; in the last of `passes` runs they are reduced over all
-        ranks."""
+        """Return pairs (sum of gradients since the last update, variable). In the last of `passes` runs, the sums are
+        reduced over all ranks."""
         pairs = self._optimizer.compute_gradients(*args, **kwargs)
         return _zipped_v1_gradients(
             self._sums.compute_gradients([grad for grad, _ in pairs], _v1_variables(pairs)), pairs
         )
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Apply the gradients in the last of `passes` runs; only count in the others."""
+        """Apply the gradients in the last of `passes` runs; in the other runs only count the run."""
         if not self._sums.begun:
             raise ConfigurationError(
-                "apply_gradients: with backward_passes_per_step above 1 the gradients must come from this "
-                "optimizer's compute_gradients(); call that first, or minimize()"
+                "apply_gradients: with backward_passes_per_step above 1 the gradients must come from this optimizer's "
+                "compute_gradients(); call compute_gradients() first, or minimize() instead"
             )
         pairs = list(grads_and_vars)
 
@@ -103,11 +104,11 @@ class AccumulatingV1Optimizer(DistributedV1Optimizer):
 
 
 class AdasumV1Optimizer(WrappedV1Optimizer):
-    """Wrapper whose ranks apply their own gradients and combine the weight differences of `passes` runs by Adasum."""
+    """Wrapper for Adasum: ranks step with their own gradients, and combine weight changes after `passes` runs."""
 
     def apply_gradients(self, grads_and_vars: Any, global_step: Any = None, name: str | None = None) -> Any:
-        """Step locally; in the last of `passes` runs, set the weights on all ranks to those at the start of the cycle
-        plus the combined difference."""
+        """Step with local gradients. In the last of `passes` runs, set all ranks' weights to those before the first run
+        plus the combined change."""
         pairs = list(grads_and_vars)
         variables = _v1_variables(pairs)  # all: ranks may lack different gradients
         if is_always_alone(self._reducer.options.process_set):
@@ -129,7 +130,7 @@ class AdasumV1Optimizer(WrappedV1Optimizer):
 
 
 class LocalGradientAggregationHelper:
-    """Accumulator for gradients of several runs of a `tf.compat.v1` graph, for an optimizer that is not wrapped here.
+    """Accumulator of gradients over runs of a `tf.compat.v1` graph, for use inside another optimizer's methods.
 
     `allreduce_func(grads, vars)` reduces the sums in the last of `backward_passes_per_step` runs;
     `average_aggregated_gradients` divides them by that number. `rank`, `optimizer_type`: accepted for compatibility
@@ -170,11 +171,12 @@ class LocalGradientAggregationHelper:
         self._local.add(identity(var))
 
     def compute_gradients(self, grads: Sequence[Any], vars: Sequence[Any]) -> list[Any]:
-        """Return the sums since the start of the cycle; in the last run they are reduced."""
+        """Return the sums of gradients since the last update; in the last run reduced by `allreduce_func`."""
         present = [index for index, grad in enumerate(grads) if grad is not None]
         if not self._sparse_as_dense and any(isinstance(grads[i], tf.IndexedSlices) for i in present):
             raise ConfigurationError(
-                "a gradient is IndexedSlices and backward_passes_per_step above 1; pass sparse_as_dense=True"
+                "a gradient is an IndexedSlices, which backward_passes_per_step above 1 does not "
+                "support; pass sparse_as_dense=True"
             )
         variables = [vars[index] for index in present]
         first, self._last = _session_run_of_cycle(self.backward_passes_per_step)
@@ -188,7 +190,7 @@ class LocalGradientAggregationHelper:
         return results
 
     def apply_gradients(self, apply_grads_closure: Callable[[], Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call `apply_grads_closure` in the last run; only count in the others, in `optimizer.iterations` and
+        """Call `apply_grads_closure` in the last run of a cycle; in others only increase `optimizer.iterations` and
         `global_step`."""
         grads = [grad for grad, _ in args[0] if grad is not None]
         counts = [getattr(optimizer, "iterations", None), kwargs.get("global_step")]
@@ -212,7 +214,7 @@ class LocalGradientAggregationHelper:
 
 
 def _session_run_of_cycle(passes: int) -> tuple[Any, Any]:
-    """Return whether this run of the graph is the first and whether it is the last of `passes`."""
+    """Return two tensors: whether this run of the graph is the first of `passes` runs, and whether it is the last."""
     count = tf.compat.v1.Variable(0, trainable=False, dtype=tf.int64, name="passes", use_resource=True)
     before = tf.identity(count.read_value())
     with tf.control_dependencies([before]):
@@ -221,14 +223,15 @@ def _session_run_of_cycle(passes: int) -> tuple[Any, Any]:
 
 
 def _sum_of_cycle(first: Any, grad: Any, variable: Any) -> Any:
-    """Return the sum of the gradients of `variable` since the first run of the cycle."""
+    """Return the sum of the gradients of `variable` since the last update. `first`: whether a new sum begins."""
     kept = _kept_variable(variable, "sum")
     added = tf.convert_to_tensor(grad)
     return tf.identity(kept.assign(tf.where(first, added, kept.read_value() + added)))
 
 
 def _start_of_cycle(first: Any, variable: Any) -> Any:
-    """Return the value of `variable` before the first run of the cycle."""
+    """Return the value of `variable` after the last update. `first`: whether this is the first run of the graph since
+    that update."""
     kept = _kept_variable(variable, "start")
     return tf.identity(kept.assign(tf.where(first, variable.read_value(), kept.read_value())))
 

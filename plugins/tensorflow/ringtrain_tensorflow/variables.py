@@ -1,4 +1,4 @@
-"""Broadcast of variables, so that all ranks start equally."""
+"""Broadcast of variables, so that all ranks start with equal values."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ringtrain_tensorflow.names import name_of_call
 def broadcast_(
     variables: Sequence[Any], root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[Any]:
-    """Overwrite `variables` with the variables of `root_rank`, in one call, and return their new values."""
+    """Overwrite `variables` with those of `root_rank`, all in one call; return their new values."""
     held = list(variables)
     if not held:
         return []
@@ -41,7 +41,7 @@ def broadcast_(
 def broadcast_variables(
     variables: Iterable[Any], root_rank: int, process_set: ProcessSet = global_process_set, inplace: bool = False
 ) -> Any:
-    """Overwrite `variables` (of TensorFlow or Keras) with the variables of `root_rank`.
+    """Overwrite `variables` (of TensorFlow or Keras) with those of `root_rank`.
 
     In a `tf.compat.v1` graph, returns the operation that does it. `inplace`: accepted for compatibility with Horovod.
     """
@@ -50,7 +50,7 @@ def broadcast_variables(
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Return the operation that overwrites all of a `tf.compat.v1` graph's global variables with the root's.
+    """Return the operation that overwrites all global variables of a `tf.compat.v1` graph with those of `root_rank`.
 
     Raises ConfigurationError when executing eagerly, where there is no such collection.
     """
@@ -63,7 +63,7 @@ def broadcast_global_variables(root_rank: int) -> Any:
 
 
 class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
-    """Overwrite all global variables with the variables of `root_rank` when a session has been created.
+    """Session hook that overwrites all global variables with those of `root_rank` after a session is created.
 
     `device`: accepted for compatibility with Horovod.
     """
@@ -75,26 +75,26 @@ class BroadcastGlobalVariablesHook(tf.compat.v1.train.SessionRunHook):
         self._graph: Any = None
 
     def begin(self) -> None:
-        """Add the operation to the graph, once per graph."""
+        """Add the broadcast to the current TensorFlow graph, unless it has been added."""
         if self._graph is not tf.compat.v1.get_default_graph():
             self._graph = tf.compat.v1.get_default_graph()
             self._operation = broadcast_global_variables(self._root_rank)
 
     def after_create_session(self, session: Any, coord: Any) -> None:
-        """Run the operation."""
+        """Run the broadcast in the new session."""
         session.run(self._operation)
 
 
 def _tensorflow_variable_name(variable: Any) -> str:
-    """Return the last two words of the name without numbers: Keras numbers layers by all layers that a process has
-    created, and prepends the model's name if the model was built here, but not if it was loaded."""
+    """Return the last two words of the variable's name, without numbers, so that it is equal on all ranks. Keras adds
+    numbers that depend on the process, and the model's name unless the model was loaded."""
     name = str(getattr(variable, "path", None) or getattr(variable, "name", "variable")).partition(":")[0]
     words = re.sub(r"_\d+(?![^\W_])", "", name).replace("/", "_").split("_")
     return "_".join(words[-2:])
 
 
 def vars_to_refs(vars: Any) -> Any:
-    """Return hashable references to variables, or nested tuples of them for nested lists."""
+    """Return hashable references to variables; nested lists become nested tuples."""
     return tuple(vars_to_refs(var) for var in vars) if isinstance(vars, list) else vars.ref()
 
 

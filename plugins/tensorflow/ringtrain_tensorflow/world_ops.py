@@ -1,4 +1,4 @@
-"""Information about the world as operations, evaluated when the graph runs, not when it is built.
+"""Operations that return rank, size and similar numbers of the world in which the graph runs.
 
 A graph of an elastic job outlives the world in which it was built. The number of ranks is evaluated when such a graph
 runs; in other jobs it is a constant of the graph.
@@ -53,7 +53,7 @@ def process_set_included_op(process_set_id: int = 0, name: str | None = None) ->
 
 
 def join() -> Any:
-    """Announce that this rank has no more data, and wait until all ranks have done so; return the last rank to join.
+    """Declare that this rank has no more data, and wait until all ranks have done so; return the last rank to join.
 
     Meanwhile this rank contributes zeros to the others' sums and averages. A HostOptimizer requires equally many steps
     on every rank; otherwise join raises MismatchError.
@@ -68,7 +68,7 @@ def _scalar_operation(function: Callable[[], int]) -> Any:
 
 
 def is_always_alone(process_set: ProcessSet) -> bool:
-    """Return whether operations built now need no reduction: this rank shares gradients with no other rank of
+    """Return whether new operations need no reduction, because this rank shares gradients with no other rank of
     `process_set`, now or in any later world."""
     return trains_alone(process_set) and not may_run_in_later_world()
 
@@ -85,5 +85,5 @@ def members_as(process_set: ProcessSet, dtype: Any) -> Any:
 
 
 def may_run_in_later_world() -> bool:
-    """Return whether operations built now may run in a later world of an elastic job."""
+    """Return whether new operations may also run in a later world (with other ranks) of an elastic job."""
     return is_elastic() and not tf.executing_eagerly()

@@ -20,7 +20,6 @@ RUN_IN = [
             "test_passes_of_an_update_begin_anew",
             "test_a_host_optimizer_goes_on_in_worlds_of_other_sizes",
         ],
-        "one_in": 3,
     },
     {
         "name": "keras-2",
@@ -31,7 +30,6 @@ RUN_IN = [
             "test_legacy_optimizers_are_kept",
             "test_a_host_optimizer_goes_on_in_worlds_of_other_sizes",
         ],
-        "one_in": 3,
     },
 ]
 

@@ -10,7 +10,7 @@ from test_tensorflow_training import SIZE, agree, network, pooled, same_everywhe
 
 import ringtrain.keras as hvd
 
-RUN_IN = {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2], "one_in": 3}
+RUN_IN = {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2]}
 
 RULES = {
     "sgd": lambda: keras.optimizers.legacy.SGD(0.05, momentum=0.9),

@@ -22,8 +22,8 @@ import ringtrain.tensorflow
 from ringtrain_tensorflow.keras.api import IS_KERAS_2
 
 RUN_IN = [
-    {"name": "keras-3", "framework": "keras", "ranks": [2], "one_in": 3},
-    {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2], "one_in": 3},
+    {"name": "keras-3", "framework": "keras", "ranks": [2]},
+    {"name": "keras-2", "framework": "tf_keras", "env": {"TF_USE_LEGACY_KERAS": "1"}, "ranks": [2]},
 ]
 
 hvd.init()

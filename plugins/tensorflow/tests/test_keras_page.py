@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from frameworks.harness import ENV
 from support.commands import completed
 from support.deadlines import patient
@@ -33,7 +32,6 @@ def trained(folder: Path, program: str) -> str:
     return one
 
 
-@pytest.mark.sampled(one_in=3)
 def test_the_program_of_the_page(tmp_path: Path) -> None:
     """Both ranks end with the same weights; with more epochs the program continues at the fifth."""
     one = trained(tmp_path, PROGRAM)
@@ -45,7 +43,6 @@ def test_the_program_of_the_page(tmp_path: Path) -> None:
     assert again != one
 
 
-@pytest.mark.sampled(one_in=3)
 def test_its_host_optimizer(tmp_path: Path) -> None:
     """The page's other line of `compile` trains as well."""
     program, count = re.subn(r"(?<=    )model\.compile\(.*\n", COMPILE, PROGRAM)

@@ -29,7 +29,7 @@ class TorchAdasumMixin:
         self._replicas = OptimizerReplicas(min(names.values(), default=""), process_set)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose steps are combined from now on. Local: every rank must add the same group."""
+        """Add a group, whose steps are combined from now on. Not collective, but every rank must add the same group."""
         wrapped: Any = super()
         wrapped.add_param_group(param_group)
         optimizer: Any = self
@@ -43,7 +43,7 @@ class TorchAdasumMixin:
             wrapped.load_state_dict(*args, **kwargs)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
+        """Step on this rank's gradients, then add the combined difference of all ranks to the previous weights."""
         wrapped: Any = super()
         local_step: Callable[..., Any] = wrapped.step
         if trains_alone(self._process_set):
@@ -65,14 +65,14 @@ class TorchAdasumMixin:
         return loss
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Raise ConfigurationError: this optimizer cannot be pickled or copied."""
+        """Raise ConfigurationError, because this optimizer cannot be pickled or copied."""
         raise ConfigurationError(
-            "a DistributedOptimizer with op=Adasum can't be pickled or copied; keep its state_dict(), or copy the "
-            "optimizer that it was made of, and wrap the copy"
+            "a DistributedOptimizer with op=Adasum can't be pickled or copied; save its "
+            "state_dict(), or copy the wrapped optimizer, and wrap the copy"
         )
 
     def synchronize(self) -> None:
-        """Do nothing: `step()` combines the differences."""
+        """Do nothing, because `step()` combines the ranks' weight differences."""
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
@@ -81,4 +81,4 @@ class TorchAdasumMixin:
         yield
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Accept any number of passes: gradients are not reduced before a step."""
+        """Accept any number of passes, because no gradient is reduced before a step."""

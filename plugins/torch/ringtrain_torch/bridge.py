@@ -28,11 +28,15 @@ def name_of(tensor: torch.Tensor) -> str:
     """Return the name of the tensor's dtype. Raises ConfigurationError for a dtype or layout that cannot be sent."""
     if tensor.layout is not torch.strided:
         way_out = "pass it to sparse_allreduce_async, or call" if tensor.is_sparse else "call"
-        raise ConfigurationError(f"a tensor with layout {tensor.layout} was given; {way_out} to_dense() first")
+        raise ConfigurationError(
+            f"a tensor has layout {tensor.layout}, which cannot be sent; {way_out} to_dense() first"
+        )
     try:
         return NAMES[tensor.dtype]
     except KeyError:
-        raise ConfigurationError(f"{tensor.dtype} can't travel; expected one of {', '.join(map(str, NAMES))}") from None
+        raise ConfigurationError(
+            f"{tensor.dtype} can't be sent; expected one of {', '.join(map(str, NAMES))}"
+        ) from None
 
 
 def to_arrays(tensors: Sequence[torch.Tensor]) -> Callable[[], Sequence[Array]]:
@@ -54,8 +58,8 @@ def to_arrays(tensors: Sequence[torch.Tensor]) -> Callable[[], Sequence[Array]]:
 
 
 def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
-    """Return `array` as a tensor that shares its memory, or a copy on another device. A tensor is returned
-    unchanged."""
+    """Return `array` as a tensor that shares its memory (if it is writable and contiguous), or as a copy on another
+    device. A tensor is returned unchanged."""
     if isinstance(array, torch.Tensor):
         return array
     if not array.flags.writeable or not array.flags.c_contiguous:
@@ -68,18 +72,18 @@ def to_tensor(array: Array | torch.Tensor, device: torch.device | str = "cpu") -
 
 
 def real_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """Return complex numbers as pairs of real ones."""
+    """Return a complex tensor as pairs of real numbers; a real tensor unchanged."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def tensor_like_param(values: torch.Tensor, param: torch.Tensor) -> torch.Tensor:
-    """Return `values`, which are on the host, with the device and number type of `param`."""
+    """Return the host tensor `values` on the device of `param`; as complex numbers if `param` is complex."""
     values = torch.view_as_complex(values) if param.is_complex() else values
     return values.to(param.device)
 
 
 def to_tensors(arrays: Sequence[Array], like: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return each of `arrays` as a tensor on the device of its counterpart in `like`."""
+    """Return `arrays` as tensors, each on the device of the tensor at the same position in `like`."""
     return [to_tensor(array, tensor.device) for array, tensor in zip(arrays, like, strict=True)]
 
 
@@ -93,7 +97,7 @@ def as_array(tensor: torch.Tensor) -> Array:
 
 
 def _pending_copies(tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Callable[[], Any]]:
-    """Copy to the host; on CUDA into pinned memory after the queued work, without waiting here."""
+    """Begin to copy `tensors` to the host. Returns the copies and a function that waits until they are complete."""
     if tensors[0].device.type != "cuda":
         return [tensor.cpu().contiguous() for tensor in tensors], lambda: None
     hosts = [torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True) for tensor in tensors]

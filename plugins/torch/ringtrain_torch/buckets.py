@@ -1,4 +1,4 @@
-"""Buckets: gradients that are reduced together, and the memory in which they are reduced."""
+"""Buckets: groups of gradients that are reduced together, and the memory in which they are reduced."""
 
 import re
 import weakref
@@ -24,7 +24,7 @@ _BUCKETS: Final = 4
 
 
 def cut_buckets(names: Mapping[Param, str]) -> list[list[Param]]:
-    """Cut parameters into buckets of one type and device each, of a quarter of all bytes or 25 MiB.
+    """Cut parameters into buckets of one dtype and device, of a quarter of all bytes, at least 1 and at most 25 MiB.
 
     The cut depends only on names, shapes and types, so ranks whose optimizers have the parameters in another order cut
     equally. The last name is first, as in a backward pass.
@@ -34,7 +34,7 @@ def cut_buckets(names: Mapping[Param, str]) -> list[list[Param]]:
 
 
 def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
-    """Cut into runs of at least `bucket_bytes`, except the last of each type and device."""
+    """Cut parameters into buckets of at least `bucket_bytes`, except the last bucket of each dtype and device."""
     buckets: list[list[Param]] = []
     filling: dict[tuple[Any, str], list[Param]] = {}
     for param in sorted(names, key=lambda param: _natural_parameter_name(names[param]), reverse=True):
@@ -47,16 +47,17 @@ def cut_at(names: Mapping[Param, str], bucket_bytes: int) -> list[list[Param]]:
 
 
 def _natural_parameter_name(name: str) -> list[Any]:
-    """Return a sort key that puts layer 10 after layer 9."""
+    """Return a sort key of a parameter's name that puts layer 10 after layer 9."""
     return [int(part) if part.isdecimal() else part for part in re.split(r"(\d+)", name)]
 
 
 @dataclass(frozen=True, eq=False)
 class TorchBucketPlace:
-    """Memory for the reduction of a bucket's gradients.
+    """Memory in which the gradients of a bucket are reduced.
 
-    `flat`: all gradients, one after the other. `bounds`: offsets of each. `held`: whether a gradient is already in this
-    memory and is overwritten. `memory`: owner of `flat`, so that gradients can become views of it.
+    `flat`: all gradients, one after the other. `bounds`: offset of each gradient, and the end. `held`: for each
+    gradient, whether it is a view of this memory, so that the result needs no copy. `memory`: owner of `flat`, so that
+    gradients can become views of it.
     """
 
     flat: Array
@@ -65,7 +66,7 @@ class TorchBucketPlace:
     memory: "TorchBucketMemory | None" = None
 
     def store(self, grads: Sequence[torch.Tensor]) -> None:
-        """Write the reduced values to `grads`, the gradients that were reduced."""
+        """Copy the reduced values back to the gradients `grads`."""
         for index, grad in enumerate(grads):
             if self.held[index]:
                 continue
@@ -77,7 +78,8 @@ class TorchBucketPlace:
 
 
 class TorchBucketMemory:
-    """Flat array for a bucket's gradients, which become views of it, so that nothing is copied.
+    """Flat array for the gradients of a bucket. The gradients become views of it, so they are not copied before the
+    reduction.
 
     The array is reused in each step. If another object still has a view of it, such as a gradient of an earlier step, a
     new array is allocated, so that the old values do not change.
@@ -89,9 +91,9 @@ class TorchBucketMemory:
         self._views: list[Callable[[], Array | None]] = []
 
     def place(self, grads: Sequence[torch.Tensor], untouched: bool) -> TorchBucketPlace | None:
-        """Return the place in which `grads` are reduced; None if they are not flat host memory.
+        """Return the memory in which `grads` are reduced; None unless all are contiguous tensors in host memory.
 
-        `untouched`: the gradients must not change until `TorchBucketPlace.store`.
+        `untouched`: whether the gradients must not change until `TorchBucketPlace.store`.
         """
         if not all(_is_flat(grad) for grad in grads):
             return None
@@ -107,7 +109,7 @@ class TorchBucketMemory:
         return TorchBucketPlace(self._flat, bounds, held, self)
 
     def view(self, index: int, shape: Any) -> torch.Tensor:
-        """Return gradient `index` as a tensor. Its memory is not reused while the tensor exists."""
+        """Return the memory of gradient `index` as a tensor. It is not reused while the tensor exists."""
         part = self._flat[slice(*self._bounds[index : index + 2])]
         raw = part.view("int16") if part.dtype.name == "bfloat16" else part
         self._views[index] = weakref.ref(raw)  # torch retains `raw` as long as a tensor uses its memory
@@ -137,8 +139,8 @@ def _is_flat(grad: torch.Tensor) -> bool:
 
 
 def _has_no_view(grad: torch.Tensor) -> bool:
-    """Return whether no other tensor is known to share the memory of `grad`; a view of it would miss the reduced values
-    if they were stored elsewhere."""
+    """Return whether no other tensor is known to share the memory of `grad`, so that the gradient may be stored
+    elsewhere."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     storage = grad.untyped_storage()
     return count is not None and count(storage._cdata) <= 2  # references of the tensor and of `storage`

@@ -1,4 +1,4 @@
-"""Tensors, sizes, dtypes and devices of PyTorch in checkpoints."""
+"""Codec for PyTorch's tensors, sizes, dtypes and devices in checkpoints."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,8 +11,7 @@ from ringtrain.adapter import dtype_of
 
 
 class TorchCodec:
-    """Codec for dense tensors, stored as host arrays. numpy has no float8, so these are stored as bytes with their
-    dtype."""
+    """Codec for dense tensors, stored as host arrays. float8, which numpy lacks, is stored as bytes with its dtype."""
 
     def encode(self, value: Any, keep: Callable[[NDArray[Any]], str]) -> Mapping[str, Any] | None:
         if isinstance(value, torch.Tensor):
@@ -36,8 +35,8 @@ CODEC = TorchCodec()
 
 
 def _array_of(tensor: Any) -> tuple[NDArray[Any] | None, str]:
-    """Return the tensor as an array, and the name of its dtype if numpy lacks that dtype. The array is None if numpy
-    cannot represent the tensor, for example a sparse one."""
+    """Return the tensor as an array (None if numpy cannot represent it), and the name of its dtype if numpy
+    lacks it."""
     host = tensor.detach().cpu()
     name = str(host.dtype).removeprefix("torch.")
     try:

@@ -1,4 +1,4 @@
-"""Compression of gradients to fewer bytes."""
+"""Compression of gradients to 16 bits for the reduction, under Horovod's names."""
 
 from typing import Final
 

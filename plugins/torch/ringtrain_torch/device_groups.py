@@ -1,4 +1,4 @@
-"""Process groups of torch.distributed for Ringtrain alone: created, watched, and ended with their set or world."""
+"""Process groups of torch.distributed for Ringtrain's own use, which are closed with their process set or world."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SHARE_TO_END: Final = 0.1
 
 
 class TorchDeviceGroups:
-    """Process groups of a world, by the number of the process set and this rank's device."""
+    """Process groups of torch.distributed in one world, by process set and device."""
 
     def __init__(self) -> None:
         self._groups: dict[tuple[int, torch.device], TorchDeviceGroup | None] = {}
@@ -42,10 +42,10 @@ class TorchDeviceGroups:
         device: torch.device,
         backend: str,
     ) -> TorchDeviceGroup | None:
-        """Return the group of a set. The first call for a device creates it, which is collective.
+        """Return the process group of process set `number`. The first call for a device creates it: a collective.
 
-        None, on all ranks, if no user has requested it and it cannot be created, for example because two ranks share a
-        GPU. Raises ConfigurationError, on all ranks, if it was requested.
+        Returns None on all ranks if the group cannot be created, for example because two ranks share a GPU. If the user
+        has requested the group, raises ConfigurationError on all ranks instead.
         """
         key = number, device
         with self._lock:
@@ -73,24 +73,24 @@ class TorchDeviceGroups:
         except ConfigurationError as error:
             if asked:
                 raise
-            log.log(level, "%s; they travel through host memory", error)
+            log.log(level, "%s; they are sent through host memory", error)
             return None
-        why = "" if asked else ", chosen by itself (RINGTRAIN_TRANSPORT=host: through host memory)"
+        why = "" if asked else ", chosen automatically (RINGTRAIN_TRANSPORT=host: use host memory)"
         log.log(
-            level, "tensors on %s go through torch.distributed's %s among %d ranks%s; sums have its own order",
-            device.type, backend, made.size, why,
+            level, "torch.distributed's %s reduces tensors on %s among %d ranks%s; it may sum in another order",
+            backend, device.type, made.size, why,
         )  # fmt: skip
         world.run_with_set(number, made)  # after the queue, whose thread has ended when the group ends
         return made
 
     def in_use(self) -> list[int]:
-        """Return the sets that have a process group."""
+        """Return the numbers of the process sets that have a process group."""
         with self._lock:
             return sorted({number for (number, _), group in self._groups.items() if group and not group.ended})
 
 
 class TorchDeviceGroup:
-    """Process group that Ringtrain has created. It ends with its set or world, and is never used after a failure.
+    """Process group that Ringtrain created. It is closed with its process set or world, and never used after a failure.
 
     Buffers of its collectives are 1-d and contiguous, on its kind of device; on return the collective is done. All
     raise PeerLost.
@@ -104,8 +104,8 @@ class TorchDeviceGroup:
         backend: str,
         asked: bool,
     ) -> None:
-        """Create the group. Collective. `asked`: whether a user requested it; otherwise it must be ready within the
-        shorter timeout."""
+        """Create the group. Collective. `asked`: whether the user requested the group; otherwise the group must be
+        ready within a shorter timeout."""
         self.ranks, self.position, self.size = communicator.ranks, communicator.position, len(communicator.ranks)
         self.device = device
         self._calls = calls
@@ -138,18 +138,18 @@ class TorchDeviceGroup:
         self._run("device_allreduce", lambda group: group.allreduce([buffer], options))
 
     def broadcast(self, buffer: torch.Tensor, root: int) -> None:
-        """Overwrite `buffer` with the buffer of position `root`."""
+        """Overwrite `buffer` with the buffer of rank `root` of the group."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = root, 0
         self._run("device_broadcast", lambda group: group.broadcast([buffer], options))
 
     def all_gather(self, gathered: torch.Tensor, part: torch.Tensor) -> None:
-        """Fill `gathered` with the `part` of each position; all parts have the same length."""
+        """Fill `gathered` with the `part` of each rank, in rank order. All parts have the same length."""
         self._run("device_allgather", lambda group: group._allgather_base(gathered, part, AllgatherOptions()))
 
     def all_to_all(self, received: torch.Tensor, sent: torch.Tensor, incoming: list[int], outgoing: list[int]) -> None:
-        """Send `outgoing[p]` elements of `sent` to position p, and receive `incoming[p]` elements of each into
-        `received`."""
+        """Send `outgoing[p]` elements of `sent` to rank p of the group, and receive `incoming[p]` elements from each
+        rank into `received`."""
         self._run(
             "device_alltoall",
             lambda group: group.alltoall_base(received, sent, incoming, outgoing, AllToAllOptions()),
@@ -157,7 +157,7 @@ class TorchDeviceGroup:
 
     @contextlib.contextmanager
     def stream(self) -> Iterator[None]:
-        """Run this thread's device work on a separate stream, concurrently with the work of others."""
+        """Run this thread's device work in this context on a separate stream, so that it overlaps other work."""
         if self._streams is None:
             yield
             return
@@ -166,7 +166,7 @@ class TorchDeviceGroup:
             yield
 
     def synchronize(self) -> None:
-        """Wait until the device has completed the work begun on `stream`."""
+        """Wait until the device has completed the work of `stream`."""
         if self._stream is not None:
             self._stream.synchronize()
 
@@ -176,12 +176,10 @@ class TorchDeviceGroup:
         return self._made is None
 
     def stop(self) -> None:
-        """Do nothing: the queue starts no further collective, and a running one ends itself or by the world's
-        failure."""
+        """Do nothing: no further collective starts, and a running one ends by itself or when the world fails."""
 
     def wait_stopped(self, timeout_s: float) -> None:
-        """Free the library's resources. All ranks of a removed set are present; those of a world that was left may not
-        be."""
+        """Free the library's resources. Other ranks may be lost already if the world has failed."""
         self._end(abort=self._calls.failed)
 
     def in_flight(self) -> str:
@@ -195,7 +193,7 @@ class TorchDeviceGroup:
             raise
 
     def _end(self, abort: bool) -> None:
-        """Make the library close its connections and release the device, so that nothing waits for a lost peer."""
+        """Close the library's connections and release the device, without waiting for a lost peer if `abort`."""
         made, self._made = self._made, None
         if made is None:
             return
@@ -207,7 +205,7 @@ class TorchDeviceGroup:
 
 
 class _TorchWork:
-    """A collective of the library. On a device it is done when the device has completed it."""
+    """Collective in progress in torch's library. On a device, it is complete when the device has finished it."""
 
     def __init__(self, work: Any, device: torch.device) -> None:
         self._work = work
@@ -228,7 +226,7 @@ class _TorchWork:
 
 
 def _torch_call_within(seconds: float, function: Callable[[], Any]) -> bool:
-    """Return whether `function` has returned in time: the library may wait for a lost peer."""
+    """Run `function` on a thread; return whether it returned within `seconds`. The library may wait for a lost peer."""
 
     def run() -> None:
         with contextlib.suppress(RuntimeError):  # repeats what it may have done already
@@ -267,7 +265,7 @@ def _process_group(
 
 
 def _torch_library_group(backend: str, store: TorchRoundsStore, communicator: Communicator, timeout: timedelta) -> Any:
-    """Return the group of NCCL, of XCCL, or of a plugin such as hccl, by its name."""
+    """Return a new process group of torch's NCCL or XCCL, or of a plugin such as hccl, chosen by `backend`."""
     place = store, communicator.position, len(communicator.ranks)
     if backend == "nccl" and dist.is_nccl_available():
         options = dist.ProcessGroupNCCL.Options()
@@ -290,8 +288,7 @@ def _torch_library_group(backend: str, store: TorchRoundsStore, communicator: Co
 
 @contextlib.contextmanager
 def _quiet_nccl() -> Iterator[None]:
-    """Configure a group that is created now: it must neither end this process when a peer is lost, nor block a thread
-    that polls it. Our detector decides."""
+    """Set NCCL's options for groups created here: do not end the process after a loss, do not block in a poll."""
     names = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_BLOCKING_WAIT")
     before = {name: os.environ.get(name) for name in names}
     os.environ.update(dict.fromkeys(names, "0"))

@@ -1,4 +1,4 @@
-"""Store through which a process group of torch.distributed finds its ranks, on top of this world's own messages.
+"""Store through which a process group of torch.distributed finds its ranks; it uses messages of the Ringtrain world.
 
 Every rank has all keys. Keys that a rank sets are sent to all others in rounds of a collective. Therefore no port is
 opened, only ranks with the job's token take part, and a lost rank is detected.
@@ -17,7 +17,7 @@ _PAUSE_S = 0.001
 
 
 class TorchRoundsStore(torch.distributed.Store):
-    """Keys that ranks set while a group is created. The library calls `set` and `get`, Ringtrain calls `exchange`."""
+    """Key-value store that ranks fill while a group is created. The library calls `get` and `set`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class TorchRoundsStore(torch.distributed.Store):
         return all(key in self._values for key in keys)
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        """Return when all of `keys` are set. Raises RuntimeError if a rank could not create the group."""
+        """Wait until all of `keys` are set. Raises RuntimeError if a rank could not create the group."""
         with self._changed:
             self._changed.wait_for(lambda: self._failure or self.check(keys))
             if self._failure:
@@ -52,7 +52,7 @@ class TorchRoundsStore(torch.distributed.Store):
     def exchange(
         self, communicator: Communicator, make: "threading.Thread", outcome: list[str], timeout_s: float
     ) -> str:
-        """Exchange keys between ranks until `make` has ended on all; return the reason of a failure, or "". Collective.
+        """Exchange keys between ranks until `make` has ended on all. Return the reason of a failure, or "". Collective.
 
         `outcome`: result of `make`: an empty text, or the error. `timeout_s`: seconds until the exchange fails.
         """
@@ -66,7 +66,7 @@ class TorchRoundsStore(torch.distributed.Store):
         return reason
 
     def _round(self, communicator: Communicator, outcome: list[str], deadline: float, timeout_s: float) -> str | None:
-        """Exchange new keys; return None while a rank is not done, otherwise the result of `exchange`."""
+        """Exchange new keys once. Return None if a rank is not done, otherwise the result of `exchange`."""
         with self._changed:
             new, self._new = self._new, {}
         late = [f"the library has made none within {timeout_s:g} s"] if time.monotonic() > deadline else []
@@ -84,7 +84,7 @@ class TorchRoundsStore(torch.distributed.Store):
         return "" if all(one["outcome"] for one in told) else None
 
     def _fail(self, reason: str) -> None:
-        """Release the library's thread, which waits for a key that will not arrive."""
+        """Make `get` and `wait` raise an error: the library's thread waits for a key that will not arrive."""
         with self._changed:
             self._failure = reason
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Collectives on the tensors' own devices, through a process group of torch.distributed that only Ringtrain uses.
+"""Collectives on the tensors' devices, through a process group of torch.distributed that only Ringtrain uses.
 
 Ranks negotiate requests as usual; only the tensors use this way. The library sums in its own order, so results differ
 in bits from a fold in rank order. See docs/decisions/0041-reductions-on-devices.md. The backend of torch.distributed is
@@ -34,13 +34,14 @@ from ringtrain_torch.device_groups import TorchDeviceGroup, TorchDeviceGroups
 
 
 def device_of(tensors: Sequence[torch.Tensor], backend: str) -> str:
-    """Return the exchange device of `tensors` for the ranks to compare: its kind, and the backend if any."""
+    """Return device type and backend of `tensors` as text that ranks can compare."""
     kind = tensors[0].device.type if tensors else "cpu"
     return f"{kind} through {backend}" if backend else kind
 
 
 def source_of(tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> Any:
-    """Return a callable that returns the arrays of `tensors`, or one that can run their collective on the device."""
+    """Return the source of a collective's arrays: if `backend` is not empty, the device tensors, otherwise a function
+    that returns host arrays."""
     return TorchDeviceTensors(tensors, process_set, backend) if backend else to_arrays(tensors)
 
 
@@ -59,8 +60,8 @@ def _torch_backend_here(device: str, transport: str, encrypts: bool) -> str:
 
 
 class TorchDeviceTensors:
-    """Tensors of one submission. `backend`: backend of torch.distributed. `target`: memory for a bucket's result, if
-    required."""
+    """Tensors of one submission to a device collective. `backend`: backend of torch.distributed. `target`: memory for a
+    bucket's result, if required."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], process_set: ProcessSet, backend: str) -> None:
         self.tensors = [tensor.detach() for tensor in tensors]
@@ -102,13 +103,13 @@ class TorchDeviceTensors:
             return [results]
 
     def wait_ready(self) -> None:
-        """Return when the device has computed the tensors."""
+        """Wait until the device has computed the tensors."""
         if self.ready is not None:
             self._streams.set_device(self.device)
             self.ready.synchronize()
 
     def hand_over(self, results: Sequence[torch.Tensor]) -> None:
-        """Make the results usable on the stream of the submitting thread; they were computed on the queue's thread."""
+        """Make results that the queue's thread computed usable on the stream of the thread that submitted them."""
         if self.ready is not None:
             self._streams.current_stream(self.device).synchronize()
             for result in results:
@@ -121,8 +122,10 @@ def _flat_tensors(tensors: Sequence[torch.Tensor], device: torch.device) -> torc
 
 
 def _device_results(request: NamedRequest, whole: torch.Tensor, given: Sequence[TorchDeviceTensors]) -> list[Any]:
-    """Split `whole` into the results of a batch's entries. A bucket stays in one piece, in the bucket's target if it
-    has one."""
+    """Split `whole`, the result of a batch, into one result for each submission in `given`.
+
+    A bucket is not split: it is copied to its target, if the bucket has one.
+    """
     if request.members:
         if given[0].target is not None:
             to_tensor(given[0].target).copy_(whole)
@@ -145,10 +148,10 @@ HOST: Final = ""  # no backend: tensors are sent through host memory
 
 @dataclass(frozen=True)
 class TorchBackends:
-    """Backends in this process.
+    """Backends of torch.distributed that are available in this process.
 
     `by_device`: the backend's name by device type, as torch.distributed maps them, including plugins (such as hccl).
-    `nccl_usable`: NCCL is in this build, and there is a GPU.
+    `nccl_usable`: whether this build of torch has NCCL, and a GPU exists.
     """
 
     by_device: Mapping[str, str]
@@ -161,12 +164,12 @@ class TorchBackends:
 
 
 def torch_backend_for(device: str, transport: str, encrypts: bool, backends: TorchBackends) -> str:
-    """Return the name of the backend for tensors on the type `device`, or `HOST`.
+    """Return the name of the backend for tensors on devices of type `device`; `HOST` for host memory.
 
     `transport`: see WorkerConfig. "torch" requests the backend of any device. For a device without a mapping in
     torch.distributed, the device's own name is used, and creating its group fails if there is no such backend. "auto"
-    selects NCCL for CUDA tensors if it is usable, unless tensors must be encrypted, which it does not support, and host
-    memory for all other devices.
+    selects NCCL for CUDA tensors if it is usable, unless tensors must be encrypted (`encrypts`), which NCCL does not
+    support, and host memory for all other devices.
     """
     if transport == "torch":
         return backends.by_device.get(device, device)
@@ -189,7 +192,7 @@ _INTEGERS: Final = {"int32", "int64"}
 
 
 def can_carry_out(request: NamedRequest) -> bool:
-    """Return whether libraries compute the same for `request` as Ringtrain does for arrays. Equal on all ranks."""
+    """Return whether device libraries compute the same for `request` as Ringtrain's host code. Equal on all ranks."""
     if request.kind not in (CollectiveKind.ALLREDUCE, CollectiveKind.REDUCESCATTER):
         return True
     if request.op not in _OPS:
@@ -214,8 +217,8 @@ def reduced_tensor(group: TorchDeviceGroup, flat: torch.Tensor, request: NamedRe
 def carried_out_request(
     group: TorchDeviceGroup, batch: FusedRequestBatch, tensors: Sequence[torch.Tensor]
 ) -> list[torch.Tensor]:
-    """Return the results of any collective but an allreduce, in the order of `tensors`. For an alltoall, the number of
-    rows from each rank (int32, on the host) follows."""
+    """Return the results of any collective except allreduce, in the order of `tensors`. An alltoall also returns the
+    number of rows from each rank (int32, on the host)."""
     requests = batch.requests_of(group.ranks)
     request = requests[group.position]
     match request.kind:
@@ -238,7 +241,7 @@ def _broadcast(group: TorchDeviceGroup, tensor: torch.Tensor, root: int) -> torc
 
 
 def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    """Gather `tensor`. `rows`: number of rows on each rank. Shorter tensors are padded to the longest."""
+    """Return the rows of all ranks' `tensor`. `rows`: number of rows on each rank. Shorter tensors are padded."""
     row_bytes = _row_bytes(tensor)
     most = max(rows) * row_bytes
     if not most:
@@ -252,7 +255,7 @@ def _all_gather(group: TorchDeviceGroup, tensor: torch.Tensor, rows: Sequence[in
 
 
 def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-    """Exchange rows. `splits`: number of rows for each rank."""
+    """Send `splits[sender][receiver]` rows of `tensor`; return the received rows and their number from each rank."""
     row_bytes = _row_bytes(tensor)
     rows = [own[group.position] for own in splits]
     received = torch.empty(sum(rows) * row_bytes, dtype=torch.uint8, device=tensor.device)
@@ -264,7 +267,7 @@ def _all_to_all(group: TorchDeviceGroup, tensor: torch.Tensor, splits: Sequence[
 
 
 def _reduce_scatter(group: TorchDeviceGroup, tensor: torch.Tensor, request: NamedRequest) -> torch.Tensor:
-    """Reduce the whole tensor everywhere and return this rank's rows: gloo has no reduce-scatter that can be polled."""
+    """Return this rank's rows of the reduced tensor. Reduces all rows: gloo's reduce-scatter cannot be polled."""
     whole = reduced_tensor(group, tensor.reshape(-1), request) if tensor.numel() else tensor
     start, stop = even_bounds(len(tensor), group.size)[group.position :][:2]
     return whole.reshape(tensor.shape)[start:stop].clone()

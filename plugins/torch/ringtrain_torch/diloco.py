@@ -22,7 +22,7 @@ from ringtrain_torch.state import broadcast_parameters, map_tensor_leaves
 
 
 class _DiLoCoTensors:
-    """Weights that are parameters, on the CPU or a device."""
+    """Weights of a DiLoCo that are torch parameters, on the CPU or a device."""
 
     def __init__(self, params: Mapping[str, Any]) -> None:
         self._params = params
@@ -36,7 +36,7 @@ class _DiLoCoTensors:
 
 
 class _TorchInnerState:
-    """The inner optimizer's state: copied to host memory, and loaded into the existing objects."""
+    """State of the inner optimizer, which is copied to host memory and loaded back into the existing objects."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         self._inner = inner
@@ -60,11 +60,12 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
             optimizer.zero_grad()
         optimizer.finish()                  # all ranks have the same weights
 
-    `model`: the module with the parameters of `inner`, on the CPU or a device. It gives their names. Rank 0's
-    parameters and buffers are sent to all ranks. `inner`: this rank's torch optimizer. Both share parameter groups, so
-    schedulers of either work. Each rank has its own inner state. `options`: options of `ringtrain.diloco.DiLoCo`
-    (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic, redundancy, sites). The
-    attribute `outer` is a `ringtrain.diloco.DiLoCo`, with the outer weights and the state of synchronizations.
+    `model`: the module with the parameters of `inner`, on the CPU or a device. The module also defines the parameters'
+    names. Rank 0's parameters and buffers are sent to all ranks. `inner`: this rank's torch optimizer. Both share
+    parameter groups, so schedulers of either work. Each rank has its own inner state. `options`: options of
+    `ringtrain.diloco.DiLoCo` (outer, sync_every, fragments, overlap_steps, mix, compression, bucket_bytes, elastic,
+    redundancy, sites). The attribute `outer` is a `ringtrain.diloco.DiLoCo`, with the outer weights and the state of
+    synchronizations.
 
     In a site of several ranks, `inner` uses the mean of the site's gradients, computed during the backward pass as by
     `DistributedOptimizer`. To clip that mean, call `synchronize()`, clip, then call `step()` inside
@@ -81,7 +82,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
     `step()` counts steps. If a GradScaler may skip it, call `count_step()` instead: `optimizer.synchronize()`,
     `scaler.step(inner)`, `scaler.update()`, `optimizer.count_step()`.
 
-    Collective: every rank creates it with the same model and arguments and takes the same number of steps, else
+    Collective: every rank creates it with the same model and arguments and takes the same number of steps; otherwise
     MismatchError is raised. Maturity: Experimental.
     """
 
@@ -92,7 +93,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
             raise ConfigurationError(f"DiLoCo: model is {kind_of(model)}; expected a torch.nn.Module")
         if not isinstance(inner, torch.optim.Optimizer) or hasattr(inner, "synchronize"):
             raise ConfigurationError(
-                f"DiLoCo: inner is {kind_of(inner)}; expected one of torch's own, for this rank's gradients"
+                f"DiLoCo: inner is {kind_of(inner)}; expected an optimizer of torch that is not wrapped"
             )
         self._inner: Any = inner
         self.model = model
@@ -117,7 +118,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
             broadcast_parameters({name: v for name, v in others.items() if isinstance(v, torch.Tensor)}, 0)
 
     def step(self, closure: Callable[[], Any] | None = None, samples: float = 1) -> Any:
-        """Take a step of `inner` on `samples` samples and synchronize if due.
+        """Take a step of `inner` on `samples` samples, and synchronize a fragment if due.
 
         Return the result of `inner.step(closure)`.
         Raises PeerLost if the ring failed, MismatchError if ranks took different numbers of steps.
@@ -125,27 +126,27 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         thawed = [name for name, param in self._frozen.items() if param.grad is not None]
         if thawed:
             raise ConfigurationError(
-                f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was created, and has one now; '
-                "ranks would never average it: create DiLoCo after requires_grad_()"
+                f'DiLoCo: parameter "{thawed[0]}" required no gradient when DiLoCo was created, but '
+                "requires one now, so ranks would never average it; create DiLoCo after requires_grad_()"
             )
         result = self._inner.step(closure)
         self.count_step(samples)
         return result
 
     def count_step(self, samples: float = 1) -> None:
-        """Count a step of `inner` that was taken elsewhere or skipped on this rank; synchronize if due.
+        """Count a step of `inner` that the script took itself or skipped on this rank; synchronize if due.
 
         Raises ConfigurationError if the site's gradients were not averaged before that step.
         """
         if (sync := self._sync) is not None and sync.begun and not sync.is_alone:
             raise ConfigurationError(
-                "DiLoCo: count_step() was called for a step on this rank's own gradients, in a site of "
-                f"{self.outer.site}; call synchronize() before it"
+                "DiLoCo: count_step() was called after a step whose gradients were not averaged over the site "
+                f"{self.outer.site}; call synchronize() before the step"
             )
         self.outer.step(samples)
 
     def synchronize(self) -> None:
-        """Wait until gradients are the means of this site's ranks. After that they may be modified."""
+        """Wait until gradients are averaged over the ranks of this site. After that they may be modified."""
         if self._sync is not None:
             self._inner.synchronize()
 
@@ -155,7 +156,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         return skipped if self._sync is None else self._inner.skip_synchronize()
 
     def finish(self) -> None:
-        """Synchronize all changes; all ranks then have the same parameters and buffers.
+        """Synchronize all changes. Afterwards, all ranks have the same parameters and buffers.
 
         Collective. Call it at the end of training and before an evaluation.
         """
@@ -164,17 +165,19 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
 
     @property
     def _sync(self) -> Any:
-        """The object that averages gradients in this site; None if the rank trains alone."""
+        """Object that averages gradients within this site; None if the rank trains alone."""
         return getattr(self._inner, "sync", None)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Reset gradients, as torch's method does."""
+        """Reset the gradients, as `torch.optim.Optimizer.zero_grad` does."""
         self._inner.zero_grad(set_to_none)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Raise ConfigurationError: parameters are divided into fragments only once."""
+        """Raise ConfigurationError, because parameters are divided into fragments only once."""
         if self._is_made:
-            raise ConfigurationError("DiLoCo: a parameter group was added; add it to inner before creating DiLoCo")
+            raise ConfigurationError(
+                "DiLoCo does not support add_param_group(); add the group to inner before you create DiLoCo"
+            )
         super().add_param_group(param_group)
 
     def state_dict(self) -> dict[str, Any]:
@@ -184,7 +187,7 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
         optimizer. Every rank saves its own. Save the model's buffers separately. Collective.
         """
         own = map_tensor_leaves(
-            self.outer.state_dict(), lambda leaf: to_tensor(leaf) if _is_tensor_leaf(leaf) else leaf
+            self.outer.state_dict(), lambda leaf: to_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
         )
         return {**self._inner.state_dict(), OWN: own}
 
@@ -211,10 +214,6 @@ class DiLoCo(OnHostDiLoCo, torch.optim.Optimizer):
 
     def __deepcopy__(self, memo: Any) -> NoReturn:
         self.__getstate__()
-
-
-def _is_tensor_leaf(leaf: Any) -> bool:
-    return isinstance(leaf, np.ndarray)
 
 
 def _torch_leaf_on_host(leaf: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Detection of changes of a tensor without a copy of it."""
+"""Detection of changes of a tensor, without storing a copy of it."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -15,7 +15,7 @@ _STRIDE: Final = 1021
 
 @dataclass(frozen=True, eq=False)
 class TorchFingerprint:
-    """Identity of a tensor's content: the object, its version counter, and the sum of its bits.
+    """Fingerprint of a tensor's content: the tensor object, its version counter, and the sum of its bits.
 
     PyTorch does not count writes through `.data`, so the bits are read as well: all of them (`whole`), which takes 28
     ms for 100 MB on one core, or every 1021st element of a large tensor, which suffices to detect that all of them were
@@ -49,7 +49,7 @@ class TorchFingerprint:
 
 
 def bits_of(tensor: torch.Tensor, whole: bool) -> torch.Tensor:
-    """Return the sum of all or some of the tensor's elements as integers; it wraps around at 64 bits."""
+    """Return the sum of bit patterns as a 64-bit integer: of all elements if `whole`, otherwise of a sample."""
     values = tensor.detach()
     values = values._values() if values.is_sparse else values
     values = torch.view_as_real(values) if values.is_complex() else values
@@ -62,5 +62,5 @@ def bits_of(tensor: torch.Tensor, whole: bool) -> torch.Tensor:
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    """Return whether the elements are consecutive in memory, in one of the usual orders."""
+    """Return whether the elements fill their memory without gaps."""
     return tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last)

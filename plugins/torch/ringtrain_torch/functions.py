@@ -1,4 +1,4 @@
-"""Names that scripts import from `horovod.torch.functions`."""
+"""Module with the names of `horovod.torch.functions`, for scripts that import them."""
 
 from ringtrain_torch.objects import allgather_object, broadcast_object
 from ringtrain_torch.state import broadcast_optimizer_state, broadcast_parameters

@@ -24,7 +24,7 @@ from ringtrain_torch.handles import (
 def allgather_async(
     tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TorchHandle:
-    """Begin to gather the rows of every rank's `tensor`; `synchronize` returns a new tensor with all rows.
+    """Begin to gather the rows of every rank's `tensor`; `synchronize` returns a new tensor with the rows of all ranks.
 
     The number of rows may differ between ranks; dtype and the other dimensions are the same on all ranks.
     """
@@ -42,14 +42,14 @@ def allgather(
 def grouped_allgather_async(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TorchHandle:
-    """Begin to gather each of `tensors`, as one collective; `synchronize` returns a list."""
+    """Begin to gather the rows of each of `tensors`, as one collective; `synchronize` returns a list of tensors."""
     return submit_tensors(NamedCollective.allgather(process_set, name, "grouped_allgather"), tensors)
 
 
 def grouped_allgather(
     tensors: Sequence[torch.Tensor], name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> list[torch.Tensor]:
-    """Return each of `tensors` gathered, as one collective; gradients flow through."""
+    """Return the rows of all ranks for each of `tensors`, gathered as one collective. Differentiable."""
     return _torch_allgathered(tensors, NamedCollective.allgather(process_set, name, "grouped_allgather"))
 
 
@@ -66,7 +66,8 @@ def broadcast_async(
 def broadcast_async_(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> TorchHandle:
-    """Like `broadcast_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+    """Begin to overwrite `tensor` with the tensor of `root_rank`, like `broadcast_async`; `synchronize` returns
+    `tensor`."""
 
     def finish(result: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -86,7 +87,7 @@ def broadcast_(
 def broadcast(
     tensor: torch.Tensor, root_rank: int, name: str | None = None, process_set: ProcessSet = global_process_set
 ) -> torch.Tensor:
-    """Return the tensor of `root_rank`. The mean of all ranks' gradients flows back to it."""
+    """Return the tensor of `root_rank`. Autograd sends the mean of all ranks' gradients back to `root_rank`."""
     collective = NamedCollective.broadcast(root_rank, process_set, name)
 
     def backward(grads: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -116,7 +117,8 @@ def alltoall(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> Any:
-    """Return the result of `alltoall_async`; gradients flow back to the ranks that sent the rows."""
+    """Send rows of `tensor` as `alltoall_async` does, and return the result. Autograd sends gradients back to the ranks
+    that sent the rows."""
     collective = NamedCollective.alltoall(_torch_split_numbers(splits), process_set, name)
     counts: list[int] = []  # of the received rows
 
@@ -157,7 +159,7 @@ def _torch_split_numbers(splits: Any) -> tuple[float, ...] | None:
 
 
 def _torch_allgathered(tensors: Sequence[torch.Tensor], collective: NamedCollective) -> list[torch.Tensor]:
-    """Return `tensors` gathered, with gradients."""
+    """Return the rows of all ranks for each of `tensors`. Autograd sends gradients back to the ranks of the rows."""
     check_tensors(tensors)
     rows = [len(tensor) if tensor.dim() else 0 for tensor in tensors]
 

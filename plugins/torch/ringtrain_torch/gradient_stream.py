@@ -20,10 +20,10 @@ from ringtrain_torch.stand_in import TorchGradientStandIn
 
 @dataclass(eq=False, slots=True)
 class _StreamedParameter:
-    """A parameter within an update. `pending`: the gradient that was not passed to the host yet. `submitted`: the
-    host has a gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in
-    `param.grad` before and after `step()`. `stale`: whether `pending` in torch without streaming would include the
-    gradient of the previous step."""
+    """State of a parameter within an update. `pending`: gradient that was not passed to the host yet. `submitted`:
+    whether the host has a gradient. `passes`: number of backward passes with a gradient. `open`, `spent`: stand-ins in
+    `param.grad` before and after `step()`. `stale`: whether torch would still add the gradient of the previous step to
+    `pending`."""
 
     name: str
     param: Any
@@ -42,9 +42,9 @@ class _StreamedParameter:
 
 @dataclass(frozen=True)
 class TorchStreamOptions:
-    """Options of the stream. `begin`: called before the first gradient of an update is passed to the host.
+    """Options of `TorchGradientStream`. `begin`: called before the first gradient of an update is passed to the host.
     `expects_zero_grad`: whether gradients remain after `step()`, so that a missing `zero_grad()` is reported. `holds`:
-    weights change only in `step()`."""
+    whether weights change only in `step()`."""
 
     begin: Callable[[], None]
     expects_zero_grad: bool
@@ -52,13 +52,14 @@ class TorchStreamOptions:
 
 
 class TorchGradientStream:
-    """Transfer of each gradient to the host optimizer once the backward passes of a step have completed it.
+    """Transfer of each gradient to the host optimizer as soon as the backward passes of a step have completed it.
 
     From then on, `param.grad` is a `TorchGradientStandIn`. If weights change only in `step()`, a script may use
     gradients meanwhile as in torch: reading one returns the mean of all ranks, and it may be changed, replaced or
     deleted, or another backward pass may follow. If weights change during the backward pass, this is an error.
 
-    In the first step gradients are passed to the host at its end, which shows the number of backward passes of a step.
+    The number of backward passes in a step is known only at the end of the first step, so the gradients of the first
+    step are passed to the host then.
 
     From the CPU a gradient is copied at once. From another device it is copied into pinned memory after the work that
     computes it, and a thread passes it on once the copy is complete, so that the backward pass never waits. With a
@@ -99,13 +100,14 @@ class TorchGradientStream:
 
     @property
     def begun(self) -> bool:
-        """Whether there is a gradient of an update that was not made yet."""
+        """Whether there are gradients of an update that is not finished."""
         return any(own.submitted or own.pending is not None for own in self._params.values())
 
     def finish(self) -> None:
-        """Wait until the host has every gradient of this step, or knows that this rank has none.
+        """Wait until the host optimizer has this rank's gradients of the step, or knows which are missing.
 
-        Raises ConfigurationError if a script did something that is not allowed while weights change.
+        Raises ConfigurationError if `zero_grad()` is missing, or if a script changed gradients or ran another backward
+        pass although weights change during the backward pass.
         """
         if stale := [own.name for own in self._all if own.stale]:
             raise ConfigurationError(
@@ -126,7 +128,7 @@ class TorchGradientStream:
         self._passes = max(self._passes or 1, passes)
 
     def ended(self) -> None:
-        """Reset after a completed step; its gradients are discarded."""
+        """Discard the gradients of a completed step, and begin the next step."""
         for own in self._all:
             own.clear()
             if own.param.grad is not None:
@@ -135,7 +137,7 @@ class TorchGradientStream:
         self.watch()
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """Discard existing gradients. Collective if the host has some."""
+        """Discard all gradients. Collective if the host optimizer has received some."""
         if self._any_submitted:
             self._drop()
         for own in self._all:
@@ -144,8 +146,8 @@ class TorchGradientStream:
             own.param.grad = torch.zeros_like(own.param) if there and not set_to_none else None
 
     def restore(self) -> None:
-        """Put gradients back into `param.grad`: the means over all ranks if the host has gradients, which are then
-        removed from the host. Collective if the host has gradients."""
+        """Move gradients back into `param.grad`: if the host optimizer has some, their means over all ranks, which is
+        collective."""
         if self._any_submitted:
             self._read_all()
             self._host.drop()
@@ -156,7 +158,7 @@ class TorchGradientStream:
         self._means, self._any_submitted = None, False
 
     def forget(self) -> None:
-        """Discard the gradients of an unfinished step. Local: the host discards them as well."""
+        """Discard the gradients of an unfinished step. Local: the host optimizer discards its copies itself."""
         under_way, self._under_way = self._under_way, []
         for copy in under_way:
             copy.exception()
@@ -183,7 +185,7 @@ class TorchGradientStream:
         return self._params.values()
 
     def _restore_gradient(self, own: _StreamedParameter, _: torch.Tensor) -> None:
-        """Restore the `param.grad` that torch would have without streaming. Runs before autograd adds to it."""
+        """Set `param.grad` to its value without streaming. Runs before autograd adds a gradient to it."""
         grad = own.param.grad
         if self._means is not None:
             own.param.grad = None if grad is None else grad.clone()  # not in the memory that is reduced
@@ -197,7 +199,7 @@ class TorchGradientStream:
             self._set_to_none(own)
 
     def _set_to_none(self, own: _StreamedParameter) -> None:
-        """Handle a gradient that the script has set to None, as `model.zero_grad()` does for all of them."""
+        """Discard the gradient of `own`, because the script has set `param.grad` to None (`model.zero_grad()`)."""
         own.pending, own.passes, own.stale = None, 0, False
         if not own.submitted:
             return
@@ -208,7 +210,8 @@ class TorchGradientStream:
         own.param.grad = None
 
     def _on_gradient(self, own: _StreamedParameter, param: Any) -> None:
-        """Handle a gradient that autograd has added to `param.grad`."""
+        """Count the gradient that autograd added to `param.grad`, and pass it to the host if it was the last gradient
+        of the step."""
         own.pending = param.grad.to_dense() if param.grad.is_sparse else param.grad
         own.passes += 1
         if self._means is not None:
@@ -217,12 +220,12 @@ class TorchGradientStream:
         if own.submitted:
             if not self._options.holds:
                 own.pending, own.passes = None, own.passes - 1
-            self._require_hold(f"a gradient of {own.name!r} came in more backward passes than a step had so far")
+            self._require_hold(f"a gradient of {own.name!r} was computed in more backward passes than in earlier steps")
         elif self._passes is not None and own.passes >= self._passes and not own.stale:
             self._submit_gradient(own)
 
     def _check_gradients(self) -> None:
-        """Handle gradients that a script has put into `param.grad` or removed from there."""
+        """Detect gradients that the script itself stored in `param.grad` or removed, and use these changes."""
         replaced = {}
         for own in self._all:
             grad = own.param.grad
@@ -240,7 +243,7 @@ class TorchGradientStream:
                 own.param.grad = grad
 
     def _submit_gradient(self, own: _StreamedParameter) -> None:
-        """Pass the gradient of `own` to the host, or the information that there is no gradient."""
+        """Pass the gradient of `own` to the host optimizer, or report that there is no gradient."""
         if not self._any_submitted:
             self._options.begin()
             self._any_submitted = True
@@ -274,22 +277,24 @@ class TorchGradientStream:
                 copy.result()
 
     def _read(self, own: _StreamedParameter) -> torch.Tensor:
-        """Return the mean gradient of `own` over ranks, in place of its stand-in."""
+        """Return the mean gradient of `own` over all ranks, and store it in `param.grad`."""
         self._require_hold(f"the gradient of {own.name!r} was read before step()")
         self._read_all()
         while any(other.pending is not None for other in self._all):
             self._submit_again()
             self._read_all()
         if own.param.grad is None:
-            raise ConfigurationError(f"no rank has a gradient of {own.name!r}; read it before zero_grad()")
+            raise ConfigurationError(
+                f"no rank has a gradient of {own.name!r}; read gradients after backward() and before zero_grad()"
+            )
         grad: torch.Tensor = own.param.grad
         return grad
 
     def _read_all(self) -> None:
-        """Replace all stand-ins by the mean gradients. Collective."""
+        """Replace the stand-ins in `param.grad` of all parameters by the mean gradients. Collective."""
         if self._means is not None:
             return
-        self._host.require_last_micro_step("gradients were read or changed before step()")
+        self._host.require_last_micro_step("gradients were read or changed")
         late = {own: own.pending for own in self._all if own.submitted and own.pending is not None}
         for own in late:
             own.pending = None
@@ -303,7 +308,7 @@ class TorchGradientStream:
                 own.pending = late[own] if mean is None else late[own] + own.param.grad
 
     def _submit_again(self) -> None:
-        """Reduce the gradients that were read once more, together with those of later passes. Collective."""
+        """Submit gradients again that the script has read or changed, plus gradients of later passes. Collective."""
         values = {own: own.param.grad if own.pending is None else own.pending for own in self._all}
         self._host.drop()
         self._means, self._any_submitted = None, False
@@ -314,7 +319,7 @@ class TorchGradientStream:
         self._wait_submitted()
 
     def _drop(self) -> None:
-        """Discard the host's gradients. Collective."""
+        """Make the host optimizer discard its gradients. Collective."""
         self._require_hold("gradients were forgotten after backward()")
         if self._means is None:
             self._submit_rest()
@@ -325,7 +330,7 @@ class TorchGradientStream:
             own.submitted = False
 
     def _zero(self, own: _StreamedParameter) -> None:
-        """Handle `param.grad.zero_()`."""
+        """Handle a call of `param.grad.zero_()`, where `param.grad` is the stand-in of `own`."""
         if own.submitted:
             self._require_hold(f"the gradient of {own.name!r} was set to zero before step()")
             self._read_all()
@@ -335,13 +340,13 @@ class TorchGradientStream:
     def _require_hold(self, what: str) -> None:
         if not self._options.holds:
             raise ConfigurationError(
-                f"{what}, and HostOptimizer was made with update_during_backward=True, so weights have begun to "
-                "change; leave update_during_backward out"
+                f"{what}, but with update_during_backward=True HostOptimizer has begun to change weights; remove "
+                "update_during_backward"
             )
 
 
 def _is_accumulated(param: torch.Tensor) -> bool:
-    """Return whether the running backward pass adds to `param.grad`; `torch.autograd.grad` does not."""
+    """Return whether the running backward pass adds to `param.grad`. A call of `torch.autograd.grad` does not."""
     try:
         return torch._C._will_engine_execute_node(torch.autograd.graph.get_gradient_edge(param).node)
     except RuntimeError:  # raised within torch.autograd.grad
@@ -350,8 +355,8 @@ def _is_accumulated(param: torch.Tensor) -> bool:
 
 def _refuse_spent_backward(own: _StreamedParameter) -> torch.Tensor:
     raise ConfigurationError(
-        f"the gradient of {own.name!r} was read after step(), which has used it up; read it between "
-        "backward() and step()"
+        f"the gradient of {own.name!r} was read after step(), which discards gradients; read "
+        "gradients between backward() and step()"
     )
 
 

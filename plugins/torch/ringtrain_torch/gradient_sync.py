@@ -1,4 +1,4 @@
-"""Reduction of gradients during the backward pass, if each gradient is computed as often as announced.
+"""Reduction of gradients during the backward pass, if each step has the announced number of backward passes.
 
 In its first steps an optimizer reduces only in `finish`, and counts how often a backward pass reaches each parameter.
 If the counts match the announced number, buckets are sent during the backward pass from then on, except the last one,
@@ -11,20 +11,33 @@ import contextlib
 import sys
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 
 from ringtrain import Average, ProcessSet, Sum, rank, timeline
 from ringtrain.adapter import NamedCollective, NamedReduction, current_world, members, trains_alone
-from ringtrain.errors import ConfigurationError, some_of
+from ringtrain.errors import ConfigurationError
 from ringtrain_torch.bridge import to_tensor
-from ringtrain_torch.buckets import Param, TorchBucketMemory, TorchBucketPlace, cut_at, cut_buckets
+from ringtrain_torch.buckets import Param, TorchBucketMemory, cut_at, cut_buckets
 from ringtrain_torch.compression import Compressor
 from ringtrain_torch.fingerprint import TorchFingerprint
-from ringtrain_torch.handles import TorchHandle, submit_bucket
+from ringtrain_torch.gradient_buckets import (
+    PendingTorchReduction,
+    TorchBucket,
+    TorchBucketMember,
+    changed_gradients_error,
+    dense_gradient,
+    gradient_fingerprint,
+    gradient_hook,
+    is_gradient_changed,
+    remove_gradient_hooks,
+    split_buckets,
+    store_gradient,
+)
+from ringtrain_torch.handles import submit_bucket
 from ringtrain_torch.presence import check_drops_agree, empty_gradient, grad_presence_row, grads_anywhere
 from ringtrain_torch.sparse import SparseTorchHandle
 
@@ -40,8 +53,8 @@ _REGULAR_STEPS: Final = 2
 
 @dataclass(frozen=True)
 class TorchSyncOptions:
-    """Options of the reduction. `op`: Sum or Average. `predivide`: divisor before the sum of an average; the rest of
-    the division follows the sum."""
+    """Options of `TorchGradientSync`. `op`: Sum or Average. `predivide`: divisor of gradients before the sum. For an
+    average, the sum is divided by the number of ranks / `predivide`."""
 
     compression: type[Compressor]
     passes: int
@@ -52,60 +65,20 @@ class TorchSyncOptions:
 
     @property
     def reduction(self) -> NamedReduction:
-        """Reduction of dense gradients in the current world."""
+        """Reduction that is applied to dense gradients in the current world."""
         if self.predivide == 1.0:
             return NamedReduction(self.op.value, self.process_set)
         factors = 1.0 / self.predivide, self.predivide / members(self.process_set)
         return NamedReduction(Sum.value, self.process_set, *factors)
 
 
-@dataclass
-class _PendingReduction:
-    """A reduction in progress. `given`: fingerprints of the gradients when it began. `here`: whether this rank has
-    computed each gradient. `place`: memory of the reduction, if it is the gradients' own. `contexts`: arguments for
-    decompression otherwise. `row`: the reduced row that shows which ranks have gradients (see `presence`), for dense
-    gradients."""
-
-    handle: TorchHandle | SparseTorchHandle
-    members: "tuple[_Member, ...]"
-    given: tuple[TorchFingerprint, ...]
-    here: tuple[bool, ...]
-    place: TorchBucketPlace | None = None
-    contexts: tuple[Any, ...] = ()
-    row: torch.Tensor | None = None
-
-
-@dataclass(eq=False)
-class _Member:
-    """A parameter. `passes`: how often its gradient was computed since the last step. `made`: fingerprint of the
-    gradient then, if it is not submitted yet. `sparse_dim`: `sparse_dim` of the last gradient, 0 for a dense gradient.
-    """
-
-    param: Param
-    name: str
-    passes: int = 0
-    made: TorchFingerprint | None = None
-    sparse_dim: int = 0
-    hook: Any = None
-
-
-@dataclass(eq=False)
-class _Bucket:
-    """Parameters whose gradients are reduced together. `asked_for`: the user requested this group."""
-
-    members: tuple[_Member, ...]
-    asked_for: bool
-    memory: TorchBucketMemory = field(default_factory=TorchBucketMemory)
-    under_way: tuple[_PendingReduction, ...] = ()
-
-
 class TorchGradientSync:
-    """Reductions of one model's gradients. `names`: name of each parameter. `groups`: parameters that are reduced
-    together; the others are cut into buckets."""
+    """Reduction of a model's gradients, if possible during the backward pass. `names`: name of each parameter.
+    `groups`: parameters that are reduced together; the others are divided into buckets."""
 
     def __init__(self, names: dict[Param, str], groups: Sequence[Sequence[Param]], options: TorchSyncOptions) -> None:
         self.options = options
-        self._members = {param: _Member(param, name) for param, name in names.items()}
+        self._members = {param: TorchBucketMember(param, name) for param, name in names.items()}
         in_groups = {param for group in groups for param in group}
         others = cut_buckets({param: name for param, name in names.items() if param not in in_groups})
         asked_for = [cut_at({param: names[param] for param in group}, sys.maxsize) for group in groups]
@@ -118,7 +91,7 @@ class TorchGradientSync:
         self._alone = trains_alone(options.process_set)
         self._hooks: list[Any] = []
         weakref.finalize(
-            self, _remove_gradient_hooks, self._hooks
+            self, remove_gradient_hooks, self._hooks
         )  # a model may get many optimizers one after the other
         self.set_passes(options.passes)
         self.watch()
@@ -130,7 +103,7 @@ class TorchGradientSync:
         for bucket in self._buckets:
             for member in bucket.members:
                 if member.hook is None and member.param.requires_grad:
-                    hook = _gradient_hook(
+                    hook = gradient_hook(
                         weakref.WeakMethod(self._on_gradient), weakref.ref(bucket), weakref.ref(member)
                     )
                     member.hook = member.param.register_post_accumulate_grad_hook(hook)
@@ -158,13 +131,13 @@ class TorchGradientSync:
 
     @property
     def is_alone(self) -> bool:
-        """Whether nothing is reduced: this rank is not in the process set, or is its only one."""
+        """Whether nothing is reduced, because this rank is not in the process set or is its only rank."""
         self._enter_world()
         return self._alone
 
     def add(self, names: dict[Param, str]) -> None:
         """Reduce the gradients of further parameters from now on, in separate buckets."""
-        self._members |= {param: _Member(param, name) for param, name in names.items()}
+        self._members |= {param: TorchBucketMember(param, name) for param, name in names.items()}
         self._buckets += [self._bucket(bucket, False) for bucket in cut_buckets(names)]
         self.watch()
 
@@ -181,7 +154,7 @@ class TorchGradientSync:
 
     @property
     def begun(self) -> bool:
-        """Whether a backward pass has run since the last step; a step may have further ones."""
+        """Whether a backward pass has run since the last step."""
         return self.busy or any(member.passes for member in self._members.values())
 
     def finish(self, dropping: bool = False) -> None:
@@ -189,8 +162,8 @@ class TorchGradientSync:
         rank has a gradient.
 
         Raises ConfigurationError if a gradient was changed or removed after its reduction had begun, or changed after
-        it was computed. `dropping`: the gradients are not for a step. Raises MismatchError if only some ranks drop
-        them.
+        it was computed. `dropping`: whether the gradients are discarded without a step. Raises MismatchError if only
+        some ranks drop them.
         """
         self._enter_world()
         if self._alone:
@@ -211,7 +184,7 @@ class TorchGradientSync:
             check_drops_agree(row[-1] / whole, dropping, f"rank {rank()}")
         if changed:
             raise ConfigurationError(
-                _changed_gradients_error([member.name for member in self._members.values() if member.name in changed])
+                changed_gradients_error([member.name for member in self._members.values() if member.name in changed])
             )
 
     def drop(self) -> None:
@@ -236,7 +209,7 @@ class TorchGradientSync:
                 member.made, member.passes = None, 0
 
     def _enter_world(self) -> None:
-        """After a change of the world, discard the step in progress: its reductions will not complete."""
+        """Discard the step in progress if the world has changed, because its reductions will not complete."""
         world = current_world()
         if self._world() is not world:
             self._world = weakref.ref(world)
@@ -245,17 +218,17 @@ class TorchGradientSync:
                 bucket.memory = TorchBucketMemory()
             self.reset()
 
-    def _bucket(self, params: Sequence[Param], asked_for: bool) -> _Bucket:
-        return _Bucket(tuple(self._members[param] for param in params), asked_for)
+    def _bucket(self, params: Sequence[Param], asked_for: bool) -> TorchBucket:
+        return TorchBucket(tuple(self._members[param] for param in params), asked_for)
 
-    def _on_gradient(self, bucket: _Bucket, member: _Member) -> None:
+    def _on_gradient(self, bucket: TorchBucket, member: TorchBucketMember) -> None:
         self._enter_world()
         if self._alone:
             return
         if bucket.under_way:
             raise AssertionError(
                 f"the gradient of {member.name!r} was computed more than backward_passes_per_step = "
-                f"{self._passes} times before step(), as in no step before; call "
+                f"{self._passes} times before step(), unlike in earlier steps; call "
                 "optimizer.set_backward_passes_per_step() before the number of passes changes"
             )
         self._began_ns = self._began_ns or time.perf_counter_ns()
@@ -274,23 +247,26 @@ class TorchGradientSync:
     def _overlaps(self) -> bool:
         return self._regular_steps >= _REGULAR_STEPS and not self._irregular
 
-    def _is_full(self, bucket: _Bucket) -> bool:
+    def _is_full(self, bucket: TorchBucket) -> bool:
         return all(one.passes >= self._passes or not one.param.requires_grad for one in bucket.members)
 
-    def _last_bucket(self) -> _Bucket | None:
-        """Return the bucket that is sent last, with the row that all ranks need by then."""
+    def _last_bucket(self) -> TorchBucket | None:
+        """Return the bucket that is sent last, because its gradients are computed last; None if nothing is trained."""
         trained = (b for b in reversed(self._buckets) if any(m.param.requires_grad for m in b.members))
         return next(trained, None)
 
-    def _submit_rest(self, bucket: _Bucket, dropping: bool) -> list[str]:
-        """Submit the bucket if the backward pass has not; return the names of gradients that were changed before."""
+    def _submit_rest(self, bucket: TorchBucket, dropping: bool) -> list[str]:
+        """Submit the bucket if the backward pass has not; return the names of gradients that changed after that pass.
+
+        `dropping`: whether the gradients are discarded without a step.
+        """
         if bucket.under_way:
             return []
-        changed = [member.name for member in bucket.members if _is_gradient_changed(member)]
+        changed = [member.name for member in bucket.members if is_gradient_changed(member)]
         self._submit(bucket, dropping)
         return changed
 
-    def _submit(self, bucket: _Bucket, dropping: bool = False) -> None:
+    def _submit(self, bucket: TorchBucket, dropping: bool = False) -> None:
         members = tuple(member for member in bucket.members if member.param.requires_grad)
         if not members:
             return
@@ -303,11 +279,15 @@ class TorchGradientSync:
         self._busy = True
         bucket.under_way = tuple(self._begin(bucket, dict(zip(members, here, strict=True)), dropping))
 
-    def _begin(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> Iterator[_PendingReduction]:
+    def _begin(
+        self, bucket: TorchBucket, here: dict[TorchBucketMember, bool], dropping: bool
+    ) -> Iterator[PendingTorchReduction]:
         as_dense = self.options.sparse_as_dense
         sparse = tuple(member for member in here if member.param.grad.is_sparse and not as_dense)
         if sparse and bucket.asked_for and len(here) > 1:
-            raise ConfigurationError("a group contains a sparse gradient; pass sparse_as_dense=True, or leave it out")
+            raise ConfigurationError(
+                "a group contains a sparse gradient; pass sparse_as_dense=True, or remove its parameter from the group"
+            )
         # First, and waited for first: it tells of ranks on which another gradient is sparse.
         if dense := {member: is_here for member, is_here in here.items() if member not in sparse}:
             yield self._begin_dense(bucket, dense, dropping)
@@ -317,11 +297,13 @@ class TorchGradientSync:
             if not dense and member is sparse[0]:  # a rank on which one of them is dense uses this name
                 gathered = NamedCollective.allgather(process_set, bucket.members[0].name, "grouped_allreduce")
             handle = SparseTorchHandle(grad, gathered, self.options.op is Average, is_here)
-            yield _PendingReduction(handle, (member,), (TorchFingerprint.of(grad, self._compares_all),), (is_here,))
+            yield PendingTorchReduction(handle, (member,), (TorchFingerprint.of(grad, self._compares_all),), (is_here,))
 
-    def _begin_dense(self, bucket: _Bucket, here: dict[_Member, bool], dropping: bool) -> _PendingReduction:
+    def _begin_dense(
+        self, bucket: TorchBucket, here: dict[TorchBucketMember, bool], dropping: bool
+    ) -> PendingTorchReduction:
         options, whole, members = self.options, self._compares_all, tuple(here)
-        grads = [_dense_gradient(member.param.grad) for member in members]
+        grads = [dense_gradient(member.param.grad) for member in members]
         small = [options.compression.compress(grad) for grad in grads]
         as_they_are = all(tensor is member.param.grad for (tensor, _), member in zip(small, members, strict=True))
         small.append((grad_presence_row(tuple(here.values()), dropping, small[0][0]), None))
@@ -337,29 +319,30 @@ class TorchGradientSync:
         # The bucket's name is equal even if a rank has gradients of other members, so that ranks detect it at once.
         name = bucket.members[0].name
         collective = NamedCollective.allreduce(options.reduction, name, "grouped_allreduce", names)
-        target, finish = (None, _split_buckets(small)) if place is None else (place.flat, _gradient_fingerprint)
+        target, finish = (None, split_buckets(small)) if place is None else (place.flat, gradient_fingerprint)
         handle = submit_bucket(collective, [tensor for tensor, _ in small], target, finish)
-        return _PendingReduction(handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small))
+        return PendingTorchReduction(
+            handle, members, given, tuple(here.values()), place, tuple(ctx for _, ctx in small)
+        )
 
     @property
     def _compares_all(self) -> bool:
         return self._steps < _FIRST_STEPS or self._steps % _EVERY_STEPS == 0
 
-    def _take(self, part: _PendingReduction) -> list[str]:
-        """Store the reduced values in the gradients; return the names of gradients that have changed in the
-        meantime."""
+    def _take(self, part: PendingTorchReduction) -> list[str]:
+        """Store reduced values in the gradients; return the names of gradients that changed during the reduction."""
         reduced = part.handle.after(part.handle.future.result())
         pairs = list(zip(part.members, part.given, strict=True))
         changed = [member.name for member, given in pairs if not given.is_of(member.param.grad)]
         if isinstance(part.handle, SparseTorchHandle):
             if not changed:
-                _store_gradient(part.members[0].param, reduced if part.handle.holders else None)
+                store_gradient(part.members[0].param, reduced if part.handle.holders else None)
             return changed
         if part.place is None:
             part.row = reduced[-1]
             for member, tensor in zip(part.members, self._decompressed(part, reduced), strict=True):
                 if member.name not in changed:
-                    _store_gradient(member.param, tensor)
+                    store_gradient(member.param, tensor)
         else:
             part.row = to_tensor(part.place.flat[part.place.bounds[-2] :])
             if any(part.place.held) and not reduced.is_of(reduced.tensor):
@@ -370,79 +353,16 @@ class TorchGradientSync:
             self._leave_out(part, part.row)
         return changed
 
-    def _leave_out(self, part: _PendingReduction, row: torch.Tensor) -> None:
-        """Remove the zeros that this rank has contributed for gradients that no rank has."""
+    def _leave_out(self, part: PendingTorchReduction, row: torch.Tensor) -> None:
+        """Set the gradient to None for parameters of `part` that have no gradient on any rank.
+
+        This rank contributed zeros for these parameters. `row`: reduced row that shows which ranks have gradients.
+        """
         for member, is_here, anywhere in zip(part.members, part.here, grads_anywhere(row), strict=False):
             if not is_here and not anywhere:
                 member.param.grad = None
 
-    def _decompressed(self, part: _PendingReduction, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def _decompressed(self, part: PendingTorchReduction, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         decompress = self.options.compression.decompress
         pairs = zip(reduced[:-1], part.contexts[:-1], strict=True)
         return [decompress(tensor, ctx) for tensor, ctx in pairs]
-
-
-def _gradient_hook(
-    on_gradient: Callable[[], Any], bucket: Callable[[], Any], member: Callable[[], Any]
-) -> Callable[[torch.Tensor], None]:
-    """Return the hook of a parameter. It holds only weak references, because Python's collector does not see a tensor's
-    hooks."""
-
-    def call(param: torch.Tensor) -> None:
-        if (method := on_gradient()) is not None:
-            method(bucket(), member())
-
-    return call
-
-
-def _remove_gradient_hooks(hooks: Sequence[Any]) -> None:
-    for hook in hooks:
-        hook.remove()
-
-
-def _is_gradient_changed(member: _Member) -> bool:
-    """Return whether a gradient differs from the result of backward(). One that was set to None or zero counts as
-    dropped."""
-    grad, made = member.param.grad, member.made
-    if made is None or grad is None or made.has_bits_of(grad):
-        return False
-    return bool(grad._values().any() if grad.is_sparse else grad.any())
-
-
-def _dense_gradient(grad: torch.Tensor) -> torch.Tensor:
-    return grad.to_dense() if grad.is_sparse else grad
-
-
-def _split_buckets(small: Sequence[tuple[torch.Tensor, Any]]) -> Callable[[list[Any]], Any]:
-    """Return a function that splits a bucket's result into tensors like those of `small`."""
-
-    def split(result: Any) -> list[torch.Tensor]:
-        parts = to_tensor(result[0]).split([tensor.numel() for tensor, _ in small])
-        return [part.view(tensor.shape).to(tensor.device) for part, (tensor, _) in zip(parts, small, strict=True)]
-
-    return split
-
-
-def _gradient_fingerprint(result: Any) -> TorchFingerprint:
-    return TorchFingerprint.of(to_tensor(result[0]), whole=False)
-
-
-def _store_gradient(param: Param, reduced: torch.Tensor | None) -> None:
-    """Store `reduced` in the parameter's gradient. A sparse gradient stays sparse, as SparseAdam requires."""
-    if reduced is None:
-        param.grad = None
-        return
-    if param.grad.is_sparse:
-        param.grad = reduced if reduced.is_sparse else reduced.to_sparse(param.grad.sparse_dim())
-        return
-    with torch.no_grad():
-        param.grad.copy_(reduced)
-
-
-def _changed_gradients_error(names: Sequence[str]) -> str:
-    return (
-        f"rank {rank()}: {some_of(names)}: changed, replaced or set to None after its reduction had begun, so "
-        "that ranks would end with different weights; expected gradients to stay as backward() made them until "
-        "they are reduced. To clip or unscale: loss.backward(); optimizer.synchronize(); change the gradients; "
-        "with optimizer.skip_synchronize(): optimizer.step()"
-    )

@@ -1,4 +1,4 @@
-"""Submission of tensors to the named queue, and handles of asynchronous collectives."""
+"""Submission of tensors to the queue of named collectives, and handles of asynchronous collectives."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Finish = Callable[[list[Any]], Any]
 
 @dataclass(slots=True, eq=False)  # not frozen: that would take three times as long to create
 class TorchHandle:
-    """Handle of a collective in progress; pass it to `poll()` and `synchronize()`. `after`: final conversion, run by
-    the thread that waits."""
+    """Handle of a collective in progress, for `poll()` and `synchronize()`. `after`: converts the result in the waiting
+    thread."""
 
     future: NamedSubmission
     after: Callable[[Any], Any] = lambda result: result
@@ -33,17 +33,18 @@ class TorchHandle:
 def submit_tensors(
     collective: NamedCollective, tensors: Sequence[torch.Tensor], finish: Finish | None = None
 ) -> TorchHandle:
-    """Submit `tensors`. `finish`: converts the collective's result (default: to tensors on the devices of their
-    counterparts)."""
+    """Submit `tensors` to the queue. `finish`: converts the collective's result (default: to tensors on the original
+    devices)."""
     check_tensors(tensors)
     return TorchHandle(queue_of(collective.process_set).submit_prepared(_torch_submission(collective, tensors, finish)))
 
 
 def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet, in_place: bool) -> TorchHandle | None:
-    """Submit `tensor`, which must be plain, like the request that `remembered_torch_request` stored for `asked`, or
-    None.
+    """Submit `tensor` with the request that `remembered_torch_request` stored for `asked`; return None if there is
+    none.
 
-    `asked`: all values that determine the request. A repeated step thus skips validation and description.
+    `asked`: all values that determine the request. `in_place`: whether `tensor` is overwritten with the result. A
+    repeated step thus skips validation and description.
     """
     queue = queue_of(process_set)
     request = queue.remembered.get(asked)
@@ -54,7 +55,7 @@ def submit_again(asked: Hashable, tensor: torch.Tensor, process_set: ProcessSet,
 
 
 def remembered_torch_request(asked: Hashable, handle: TorchHandle, process_set: ProcessSet) -> TorchHandle:
-    """Return `handle`. Store its request for `submit_again` in this world, unless `asked` is None."""
+    """Store the request of `handle` for `submit_again` if it is valid, on the CPU, with `asked`; return `handle`."""
     request = handle.future.request
     if asked is not None and request.device == "cpu" and not request.error:
         queue_of(process_set).remember(asked, request)
@@ -69,7 +70,7 @@ def submit_bucket(
 ) -> TorchHandle:
     """Submit a bucket, whose tensors are reduced into `target`.
 
-    `finish` receives that array, or another one if `target` is None.
+    `finish` receives the reduced array: `target`, or a new array if `target` is None.
     """
     submission = _torch_submission(collective, tensors, finish)
     if isinstance(submission.arrays, TorchDeviceTensors):
@@ -91,7 +92,7 @@ def _torch_submission(
 
 
 def single_result_handle(handle: TorchHandle) -> TorchHandle:
-    """Return a handle of the same collective with a single result."""
+    """Return a handle of the same collective whose result is a tensor instead of a list of one tensor."""
     return TorchHandle(handle.future, itemgetter(0))
 
 
@@ -100,7 +101,7 @@ def on_host(
     tensors: Sequence[torch.Tensor],
     more: Sequence[torch.Tensor] = (),
 ) -> list[torch.Tensor]:
-    """Apply `function` to the arrays of `tensors` and `more`; return a tensor for each of `tensors`."""
+    """Apply `function` to `tensors` and `more` as host arrays; return its results as tensors like `tensors`."""
     return to_tensors(function(to_arrays([*tensors, *more])()), tensors)
 
 
@@ -120,7 +121,7 @@ def differentiable(
     backward: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]],
     tensors: Sequence[torch.Tensor],
 ) -> list[torch.Tensor]:
-    """Return `forward(tensors)`; `backward` computes the gradients of `tensors` from those of the results."""
+    """Return `forward(tensors)`. `backward` computes the gradients of `tensors` from those of the results."""
     check_tensors(tensors)
     return list(_Differentiable.apply(forward, backward, *tensors))
 
@@ -143,7 +144,7 @@ def poll(handle: TorchHandle) -> bool:
 
 
 def synchronize(handle: TorchHandle) -> Any:
-    """Wait for the collective and return its result: a tensor, or several where it has several.
+    """Wait for the collective and return its result: a tensor, or several (grouped, or alltoall with splits).
 
     Raises MismatchError if ranks disagree, PeerLost if one is lost; both are HorovodInternalError.
     """

@@ -1,9 +1,12 @@
-"""Hooks that are not copied with their object."""
+"""Hooks that are not copied when their object is copied or pickled."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+
+from ringtrain import timeline
 
 
 class TorchGradientHook:
@@ -29,3 +32,14 @@ def _nothing_to_hook(*args: Any) -> None:
 
 def _no_hook() -> Callable[..., None]:
     return _nothing_to_hook
+
+
+def record_forward(model: Any) -> list[Any]:
+    """Install hooks that record the model's forward passes in the timeline; return the hooks."""
+    began_ns: list[int] = []
+    return [
+        model.register_forward_pre_hook(TorchGradientHook(lambda *_: began_ns.append(time.perf_counter_ns()))),
+        model.register_forward_hook(
+            TorchGradientHook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))
+        ),
+    ]

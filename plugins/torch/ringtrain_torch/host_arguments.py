@@ -18,7 +18,7 @@ _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "Data
 def optimizer_parts(
     optimizer: Any, model: Any, options: Mapping[str, Any]
 ) -> tuple[torch.optim.Optimizer | None, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
-    """Return torch's optimizer, the model, the rules, and the groups from the arguments of `HostOptimizer`."""
+    """Return the torch optimizer, model, rules and parameter groups that the arguments of `HostOptimizer` specify."""
     if isinstance(optimizer, torch.optim.Optimizer):
         return _options_of_optimizer(optimizer, model, options)
     if not isinstance(optimizer, torch.nn.Module):
@@ -42,7 +42,7 @@ def _options_of_optimizer(
 ) -> tuple[torch.optim.Optimizer, torch.nn.Module | None, TorchGroupRules, list[dict[str, Any]]]:
     if hasattr(optimizer, "synchronize"):
         raise ConfigurationError(
-            f"HostOptimizer was given {kind_of(optimizer)}, which reduces gradients itself; pass torch's own"
+            f"HostOptimizer was given {kind_of(optimizer)}, which reduces gradients itself; pass an optimizer of torch"
         )
     if model is not None and not isinstance(model, torch.nn.Module):
         raise ConfigurationError(f"HostOptimizer: model is {kind_of(model)}; expected a torch.nn.Module")
@@ -54,14 +54,14 @@ def _options_of_optimizer(
         )
         if used and not fresh:
             raise ConfigurationError(
-                f"HostOptimizer was given a {type(optimizer).__name__} that has made steps; make HostOptimizer of "
-                "a new one, and give it this one's state: load_state_dict(optimizer.state_dict())"
+                f"HostOptimizer: the {type(optimizer).__name__} has already made steps; pass a new one, and load the "
+                "old one's state into the HostOptimizer: load_state_dict(optimizer.state_dict())"
             )
     rules = rules_of(optimizer, options.get("sharded"))
     if options.get("elastic") and not isinstance(rules, PlainTorchRules):
         raise ConfigurationError(
-            f"HostOptimizer: elastic=True takes SGD, Adam and AdamW without amsgrad, dampening, maximize and "
-            f"differentiable, and not this {type(optimizer).__name__}"
+            f"HostOptimizer: elastic=True does not support this {type(optimizer).__name__}; expected SGD, Adam or "
+            "AdamW without amsgrad, dampening, maximize and differentiable"
         )
     rules.sharded = rules.sharded and options.get("sharded", True) is not False
     return optimizer, model, rules, optimizer.param_groups
@@ -82,20 +82,21 @@ def check_parameters(params: Mapping[str, Any]) -> None:
     for name, param in params.items():
         if hasattr(param, "device_mesh"):
             raise ConfigurationError(
-                f"parameter {name!r} is a {type(param).__name__}, which fully_shard (FSDP2) or parallelize_module has "
-                "cut; HostOptimizer cuts the state itself and needs whole parameters: leave those calls out"
+                f"parameter {name!r} is a {type(param).__name__}, which fully_shard (FSDP2) or "
+                "parallelize_module has sharded; HostOptimizer needs whole parameters, because it "
+                "shards the state itself; remove the call of this function"
             )
         hooks = (getattr(param, "_post_accumulate_grad_hooks", None) or {}).values()
         if any(isinstance(hook, TorchGradientHook) for hook in hooks):
             raise ConfigurationError(
-                f"parameter {name!r} is trained by another HostOptimizer already; call close() of that "
-                "one before the next one is made"
+                f"parameter {name!r} is trained by another HostOptimizer already; call its close() before "
+                "you create the next one"
             )
     check_devices(params)
 
 
 def check_devices(params: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError for parameters that are not on one real device."""
+    """Raise ConfigurationError unless all parameters are on the same device, and not on the meta device."""
     devices = {str(param.device) for param in params.values()}
     if len(devices) > 1:
         raise ConfigurationError(f"parameters are on {sorted(devices)}; expected one device")
@@ -104,7 +105,7 @@ def check_devices(params: Mapping[str, Any]) -> None:
 
 
 def _check_wrappers(model: Any, params: Sequence[Any]) -> None:
-    """Raise ConfigurationError if a wrapper of torch already reduces the gradients of the model."""
+    """Raise ConfigurationError if a wrapper of torch (such as DDP) already reduces the model's gradients."""
     around = [] if model is None else list(model.modules())
     if distributed.is_available() and distributed.is_initialized():  # otherwise no wrapper can exist
         ids = {id(param) for param in params}
@@ -113,6 +114,6 @@ def _check_wrappers(model: Any, params: Sequence[Any]) -> None:
     for module in around:
         if type(module).__name__ in _WRAPPERS and type(module).__module__.startswith("torch."):
             raise ConfigurationError(
-                f"HostOptimizer: the model is in a {type(module).__name__}, which reduces gradients itself; take the "
-                "model without it (its attribute module), in the forward pass, too"
+                f"HostOptimizer: the model is in a {type(module).__name__}, which reduces gradients itself; use the "
+                "wrapped model (its attribute module), also in the forward pass"
             )

@@ -1,4 +1,4 @@
-"""Groups and hooks that a HostOptimizer shares with the torch optimizer from which it was created."""
+"""Parameter groups and hooks that a HostOptimizer shares with the torch optimizer that was passed to it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _HOOKS: Final = (
 # Effects of these methods on parameters that are trained elsewhere, and on an empty state.
 _REFUSED: Final[Mapping[str, str]] = {
     "step": "change weights on this rank alone",
-    "state_dict": "save a state without a step in it",
-    "load_state_dict": "load a state that nothing reads",
+    "state_dict": "return a state without any step",
+    "load_state_dict": "load a state that is never used",
 }
 
 
@@ -40,12 +40,12 @@ class SharedTorchGroups:
         self.note()
 
     def note(self) -> None:
-        """Record the parameters in the groups as trained."""
+        """Record which parameters the groups contain, for `changed`."""
         self._groups = self._owner.param_groups
         self._members = self._now()
 
     def changed(self) -> bool:
-        """Return whether a script has added parameters to groups, or removed some, since `note`."""
+        """Return whether a script has added parameters to the groups or removed some since `note()` was called."""
         owner, inner = self._owner, self._inner
         if inner is not None and inner.param_groups is not owner.param_groups:
             if owner.param_groups is self._groups:
@@ -56,12 +56,12 @@ class SharedTorchGroups:
         return self._now() != self._members
 
     def add(self, group: dict[str, Any]) -> None:
-        """Add a group, with torch's checks and defaults."""
+        """Add a parameter group, with torch's checks and defaults."""
         optimizer = self._owner if self._inner is None else self._inner
         torch.optim.Optimizer.add_param_group(optimizer, group)
 
     def stepped(self) -> None:
-        """Record a step for schedulers of `inner`."""
+        """Mark `inner` as stepped, so that its schedulers do not warn that `step()` was not called."""
         if self._inner is not None:
             vars(self._inner)["_opt_called"] = True
 
@@ -79,8 +79,8 @@ class SharedTorchGroups:
 def _refusal(name: str, what: str) -> Callable[..., Any]:
     def refuse(self: torch.optim.Optimizer, *_: Any, **__: Any) -> Any:
         raise ConfigurationError(
-            f"{type(self).__name__}.{name}() was called on the optimizer that a HostOptimizer was made of, which would "
-            f"{what}; call {name}() of the HostOptimizer"
+            f"{type(self).__name__}.{name}() would {what}, because this optimizer was passed to a HostOptimizer; "
+            f"call {name}() of the HostOptimizer"
         )
 
     vars(refuse)["_wrapped_by_lr_sched"] = True  # torch's schedulers check this attribute of step()

@@ -1,10 +1,9 @@
-"""A torch optimizer whose state is in host memory."""
+"""Torch optimizer whose state is in host memory."""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,43 +11,30 @@ import numpy as np
 import torch
 
 from ringtrain import ProcessSet, global_process_set, timeline
-from ringtrain.adapter import CollectiveGroup, HostOptimizerGroups, OnHostOptimizer
+from ringtrain.adapter import CollectiveGroup, HostOptimizerGroups
 from ringtrain.adapter.devices import ProcessGroup
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
 from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
 from ringtrain_torch.gradient_stream import TorchGradientStream, TorchStreamOptions
-from ringtrain_torch.hook import TorchGradientHook
+from ringtrain_torch.hook import TorchGradientHook, record_forward
 from ringtrain_torch.host_arguments import check_parameters, named_group_parameters, optimizer_parts
+from ringtrain_torch.host_elastic import ElasticTorchHostOptimizer
 from ringtrain_torch.host_groups import SharedTorchGroups
-from ringtrain_torch.host_state import ParameterState, TorchHostState, carried_group_options, simple_options
+from ringtrain_torch.host_state import (
+    ParameterState,
+    SpreadTorchState,
+    TorchHostState,
+    simple_options,
+)
 from ringtrain_torch.node_sum import TorchNodeSum, open_node_sum
 from ringtrain_torch.parameters import in_place
 from ringtrain_torch.weight_stream import TorchWeightStream
 
 
-class _SpreadState(dict[Any, Any]):
-    """Replacement for the `state` of torch's optimizers. It is empty, and refuses writes, which would have no
-    effect."""
-
-    def __missing__(self, key: Any) -> NoReturn:
-        raise ConfigurationError(
-            "HostOptimizer.state: the state is in host memory, spread over the ranks, and is neither read nor changed "
-            "here; state_dict() gathers it, and load_state_dict() sets it"
-        )
-
-    def __setitem__(self, key: Any, value: Any) -> NoReturn:
-        self.__missing__(key)
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        self.__missing__(None)
-
-    clear = setdefault = update = __ior__ = _refuse
-
-
-class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
-    """Reduce gradients during the backward pass, and update the weights on the host in `step()`.
+class HostOptimizer(ElasticTorchHostOptimizer, torch.optim.Optimizer):
+    """Reduce gradients during the backward pass, and update the weights in host memory in `step()`.
 
         optimizer = HostOptimizer(torch.optim.AdamW(model.parameters(), lr=1e-3), model)
         loss(model(x), y).backward()       # each gradient leaves for the ring as soon as it is complete
@@ -63,12 +49,12 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     for all parameters that require a gradient, in one group.
 
     Gradients are averaged over all ranks. Each rank stores the optimizer's state of 1/size of the elements, in host
-    memory; the device stores neither gradients (after a parameter's own is complete) nor state. On the CPU, parameters
-    become views of the host's memory: nothing is copied. Optimizers whose update of an element needs others (Adafactor,
-    Muon, or a custom class) store the whole state on every rank, as with `sharded=False`. LBFGS, SparseAdam, and custom
-    classes whose update of a parameter depends on others, such as the norm of all gradients, are refused with the
-    reason; this is tested with small tensors. `state` is empty: see `state_dict`. Weights of a half type have float32
-    copies, which are updated; a weight that a script sets replaces its copy.
+    memory; the device stores no state, and each gradient only until it is complete. On the CPU, parameters become views
+    of the host's memory: nothing is copied. Optimizers whose update of an element needs others (Adafactor, Muon, or a
+    custom class) store the whole state on every rank, as with `sharded=False`. LBFGS, SparseAdam, and custom classes
+    whose update of a parameter depends on others, such as the norm of all gradients, are refused with the reason; this
+    is tested with small tensors. `state` is empty: see `state_dict`. Weights of a half type have float32 copies, which
+    are updated; a weight that a script sets replaces its copy.
 
     Between `backward()` and `step()` gradients and weights behave as in torch: reading a gradient returns the mean of
     all ranks, and changes of gradients, weights or groups take effect (clipping, GradScaler, manual decay). Every rank
@@ -95,14 +81,9 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
     Collective: every rank creates it with the same model and the same arguments, otherwise it raises MismatchError.
     """
 
-    param_groups: list[dict[str, Any]]
     _params: dict[str, Any]
-    _host: ArrayOptimizer
     _node_sum: TorchNodeSum | None
-    _gradients: TorchGradientStream
-    _weights: TorchWeightStream
     _used: list[Rule]
-    _committed: list[dict[str, Any]]
 
     def __init__(
         self,
@@ -120,10 +101,12 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._overlap = overlap
         self._during_backward = update_during_backward
         if overlap and self._model is None:
-            raise ConfigurationError("HostOptimizer: overlap needs the model; pass it after the optimizer")
+            raise ConfigurationError(
+                "HostOptimizer: overlap=True needs the model; pass HostOptimizer(optimizer, model)"
+            )
         defaults = {} if self._inner is None else self._inner.defaults
         self._is_made = False
-        self._spread = _SpreadState()
+        self._spread = SpreadTorchState()
         super().__init__(groups, defaults)
         self._shared = SharedTorchGroups(self._inner, self)
         self._set_aside: dict[Any, ParameterState] = {}
@@ -134,11 +117,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
                 hook = TorchGradientHook(lambda *_: self.synchronize())
                 self._hooks.append(self._model.register_state_dict_pre_hook(hook))
             if timeline.active is not None:
-                self._hooks += _record_forward(self._model)
+                self._hooks += record_forward(self._model)
 
     @property
     def state(self) -> Any:
-        """Empty mapping: the state is on the host, and `state_dict` gathers it."""
+        """Return an empty mapping, because the state is in host memory; `state_dict` gathers it."""
         return self._spread
 
     @state.setter
@@ -148,11 +131,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """End the step: the weights are updated when this returns (with `overlap`, when a layer is called).
+        """End the step. The weights are updated when this returns (with `overlap`, when a layer is called).
 
-        Returns the result of `closure`, if it was passed. Otherwise True, or False if, with `accumulate`, further
-        micro-steps follow. A parameter without a gradient on any rank does not change. Raises PeerLost or MismatchError
-        if the ring failed, ConfigurationError if the model's parameters were replaced.
+        Returns the result of `closure`, if it was passed. Otherwise returns True if the weights were updated, or False
+        if further micro-steps follow (`accumulate`). A parameter without a gradient on any rank does not change. Raises
+        PeerLost or MismatchError if the ring failed, ConfigurationError if the model's parameters were replaced.
         """
         result = None
         if closure is not None:
@@ -179,14 +162,14 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
     @torch._disable_dynamo
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Discard the gradients of backward passes since the last step. Collective if some are being reduced."""
+        """Discard the gradients since the last step. Collective if some gradients are being reduced."""
         if self._shared.changed():
             self._train_grouped()
         self._gradients.zero_grad(set_to_none)
 
     def flush(self) -> bool:
-        """Update from the mean gradient of the micro-steps since the last update; return True if there were any. For
-        optimizers with `accumulate`. Every rank must call it after the same number of micro-steps."""
+        """Update the weights from the micro-steps since the last update, with `accumulate`. Return False if there were
+        none. All ranks must call it after the same number of micro-steps."""
         updated = self._host.flush(self._weights.take())
         if updated:
             self._weights.expect_step()
@@ -195,7 +178,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         return updated
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, which is trained from now on. Collective: every rank adds the same group, between two steps."""
+        """Add a parameter group, trained from now on. Collective: all ranks add the same group, between two steps."""
         if not self._is_made:
             super().add_param_group(param_group)
             return
@@ -203,73 +186,39 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._train_grouped()
 
     def set_backward_passes_per_step(self, passes: int) -> None:
-        """Use `passes` micro-steps per update from the next one on; see
-        `ringtrain.optim.HostOptimizer.set_backward_passes_per_step`."""
+        """Use `passes` micro-steps per update from the next update on, as `ringtrain.optim.HostOptimizer` does."""
         self._host.set_backward_passes_per_step(passes)
 
     def synchronize(self) -> None:
-        """Return when every parameter of the model has the value of the last step. Needed only with `overlap`."""
+        """Wait until all parameters of the model have the values of the last step. Needed only with `overlap`."""
         self._weights.wait_updated()
 
     wait_for = synchronize
 
-    def rollback(self, to: int | None = None) -> int:
-        """Discard the step in progress and return to the last completed update, or the one before, and to the groups of
-        the last `commit()`; see `ringtrain.optim.HostOptimizer.rollback`. Gradients of later backward passes are
-        discarded. Local."""
-        self._gradients.forget()
-        updates = self._host.rollback(to)
-        self._weights.expect()
-        self._set_options(self._committed)
-        return updates
-
-    def commit(self) -> None:
-        """Store the current groups for `rollback`."""
-        self._committed = [simple_options(group) for group in self.param_groups]
-
-    def prepare(self, group: CollectiveGroup, former: Sequence[int | None]) -> None:
-        """Reshard weights, state and groups for the current world; the current copies stay in use until `adopt()`. See
-        `ringtrain.optim.HostOptimizer.prepare`. Collective in the process set, for whose ranks it opens its own group:
-        `group` is not used."""
-        opened = self._groups.open()
-        self._host.prepare(opened, former)
-        told = opened.allgather_object([simple_options(own) for own in self.param_groups], "parameter groups")
-        survivors = [rank for rank, before in enumerate(former) if before is not None]
-        self._prepared = told[survivors[0] if survivors else 0]
-
-    def adopt(self) -> None:
-        """Use the weights and state from `prepare`; the model's parameters have its values then. Local."""
-        super().adopt()
-        self._weights.follow()
-        self._weights.wait_updated()
-        self._weights.note()
-        self._set_options(self._prepared)
-
     @property
     def accumulating(self) -> bool:
-        """Whether there are gradients of an update that was not made: some of its micro-steps are missing."""
+        """Whether there are gradients of an update that was not made yet: `step()` or micro-steps are missing."""
         return self._host.accumulating or self._gradients.begun
 
     @property
     def rate(self) -> float:
-        """Learning rate of the next update, of the first group."""
+        """Learning rate of the first parameter group in the next update."""
         self._set_rules()
         return self._host.rate
 
     @property
     def gradient_norm(self) -> float | None:
-        """Global gradient norm of the last update before clipping; None without `clip_norm`."""
+        """Global gradient norm, before clipping, of the last update; None without `clip_norm`."""
         return self._host.gradient_norm
 
     @property
     def takes_node_sums(self) -> bool:
-        """Whether the devices of a node sum gradients, and each host receives a part of the sum; otherwise it receives
-        every gradient of its device."""
+        """Whether the devices of a node sum gradients, so that each host receives only a part of the sum."""
         return self._node_sum is not None
 
     @property
     def model(self) -> torch.nn.Module | None:
-        """Module with the parameters, if it was passed."""
+        """Module with the parameters; None if it was not passed."""
         return self._model
 
     @property
@@ -278,13 +227,13 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         return tuple(self._params)
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Return the state in the format of torch's optimizers: "state" by the position of a parameter, and
-        "param_groups"; additional state of this optimizer is under "ringtrain". It does not contain weights: save
+        """Return the state in the format of torch's optimizers: "state" by position of the parameter, and
+        "param_groups". The host optimizer's own state is under "ringtrain". Weights are not included: save
         `model.state_dict()` as well.
 
         The state of all ranks is gathered. Collective, between steps, unless `sharded=False`. `root`: only this rank
-        gets the state, the others get {}. `error_feedback`: see `ringtrain.optim.HostOptimizer`. A state of torch's own
-        optimizer can be loaded here, and this one there.
+        gets the state, the others get {}. `error_feedback`: see `ringtrain.optim.HostOptimizer`. This method's result
+        can be loaded into torch's own optimizer, and the state of torch's optimizer into this one.
         """
         self._weights.to_host()
         state = self._state.gather(root, error_feedback)
@@ -298,16 +247,16 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         return {**packed, "ringtrain": state.own}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of weights and state, for `ShardedCheckpoints`, with the options of the groups. Not
-        collective; see `ringtrain.optim.HostOptimizer`. Raises ConfigurationError for optimizers without compiled
-        rules: all but SGD, Adam and AdamW, and these with options such as `amsgrad`."""
+        """Copy this rank's part of weights and state, and the options of the groups, for `ShardedCheckpoints`. Not
+        collective. Raises ConfigurationError if torch's code updates the weights: for optimizers except SGD, Adam and
+        AdamW, and for options such as `amsgrad`."""
         self._state.check_shards()
         shard = self._host.shard_dict(error_feedback)
         return {**shard, "groups": [simple_options(group) for group in self.param_groups]}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load state and groups from `state_dict()`, saved with any number of ranks, or from torch's own optimizer of
-        the same kind; or weights and state from `shard_dict()`. Not collective: every rank loads the same state."""
+        """Load state and groups from `state_dict()`, saved with any number of ranks, or of torch's optimizer of the
+        same kind; or weights and state from `shard_dict()`. All ranks load the same state. Not collective."""
         self._weights.wait_updated()
         self._weights.take()
         if "arrays" in state_dict:
@@ -325,8 +274,8 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self.commit()
 
     def close(self) -> None:
-        """Release the model, which retains the weights of the last step: remove the hooks, free memory and descriptors,
-        and discard a step in progress."""
+        """Release the model, which keeps the weights of the last step: discard a step in progress, remove the hooks,
+        and free memory."""
         self._release()
         self._shared.release()
         for hook in self._hooks:
@@ -339,7 +288,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self.__getstate__()
 
     def _make(self) -> None:
-        """Create everything that depends on the current parameters. Collective."""
+        """Create all objects that depend on the current parameters. Collective."""
         self._params = named_group_parameters(self.param_groups, self._model)
         check_parameters(self._params)
         self._missing_before: set[str] = set()
@@ -382,7 +331,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._groups.close()
 
     def _begin_update(self) -> None:
-        """Prepare an update whose first gradient is about to be passed to the host."""
+        """Prepare an update, right before its first gradient is passed to the host."""
         if self._during_backward:
             if self._weights.take():
                 self._host.take_weights()
@@ -390,20 +339,20 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
             self._host.set_rules(self._used)
 
     def _set_rules(self) -> None:
-        """Read the current options of the groups. Raise ConfigurationError if they changed after this step began to
-        update weights."""
+        """Read the current options of the parameter groups. Raises ConfigurationError if they changed while this step
+        updates weights."""
         now = self._rules.of(self.param_groups)
         if not self._during_backward or not self._gradients.begun:
             self._host.set_rules(now)
         elif now != self._used:
             raise ConfigurationError(
-                f"parameter groups were changed between backward() and step(), from {self._used} to {now}, and "
-                "HostOptimizer was made with update_during_backward=True, so weights have begun to change; change "
-                "groups before backward(), or leave update_during_backward out"
+                f"parameter groups were changed between backward() and step(), from {self._used} to {now}, but "
+                "with update_during_backward=True HostOptimizer has begun to change weights; change groups before "
+                "backward(), or remove update_during_backward"
             )
 
     def _train_grouped(self) -> None:
-        """Train the parameters that a script has put into groups, and restore their state. Collective."""
+        """Train the parameters that are now in the groups, and restore their state. Collective."""
         self._gradients.restore()
         self._weights.to_host()
         former = self._state.by_parameter()
@@ -415,7 +364,7 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         self._state.load_by_parameter(replace(former, states=known))
 
     def _check_model(self) -> None:
-        """Raise ConfigurationError if the model has replaced a trained parameter."""
+        """Raise ConfigurationError if a trained parameter left the model, unless a torch optimizer was passed."""
         missing = {name for name, param in self._params.items() if param.grad is None}
         if self._model is None or not missing - self._missing_before:
             return
@@ -423,15 +372,11 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
         gone = [name for name in missing if id(self._params[name]) not in held]
         if gone and self._inner is None:
             raise ConfigurationError(
-                f"parameter {sorted(gone)[0]!r} was replaced in the model after HostOptimizer was made, which "
-                "would never train the new one; make the HostOptimizer last, or change values in place (with "
-                "torch.no_grad(): param.copy_(...))"
+                f"parameter {sorted(gone)[0]!r} was replaced in the model after HostOptimizer was created, so "
+                "HostOptimizer would not train the new parameter; create the HostOptimizer last, or change values in "
+                "place (with torch.no_grad(): param.copy_(...))"
             )
         self._missing_before = missing
-
-    def _set_options(self, told: Sequence[Mapping[str, Any]]) -> None:
-        for group, options in zip(self.param_groups, told, strict=False):
-            dict.update(group, carried_group_options(options, group))
 
     def _open_node_sum(self, group: CollectiveGroup, options: Mapping[str, Any]) -> TorchNodeSum | None:
         if not isinstance(group, ProcessGroup) or group.size == 1:
@@ -442,21 +387,10 @@ class HostOptimizer(OnHostOptimizer, torch.optim.Optimizer):
 
 
 def _broadcast_others(model: torch.nn.Module, trained: Collection[str], group: ProcessGroup) -> None:
-    """Send rank 0's buffers and untrained parameters to all ranks. Collective."""
+    """Send rank 0's buffers and untrained parameters to all ranks. Collective in `group`."""
     for name, value in model.state_dict().items():
         if name in trained or not isinstance(value, torch.Tensor) or not value.numel():
             continue
         array = to_arrays([real_tensor(value).reshape(-1)])()[0].copy()
         group.broadcast(array.view(np.uint8))
         value.copy_(tensor_like_param(to_tensor(array).view(real_tensor(value).shape), value))
-
-
-def _record_forward(model: Any) -> list[Any]:
-    """Record the model's forward passes in the timeline; return the hooks."""
-    began_ns: list[int] = []
-    return [
-        model.register_forward_pre_hook(TorchGradientHook(lambda *_: began_ns.append(time.perf_counter_ns()))),
-        model.register_forward_hook(
-            TorchGradientHook(lambda *_: timeline.record_since(began_ns.pop(), "forward", "forward"))
-        ),
-    ]

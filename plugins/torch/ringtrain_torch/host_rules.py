@@ -31,7 +31,7 @@ _BY_ELEMENT: Final = (
 )  # fmt: skip
 _REFUSED: Final = {
     torch.optim.LBFGS: "it evaluates its closure several times a step",
-    torch.optim.SparseAdam: "it takes sparse gradients alone, and the host optimizer makes them dense",
+    torch.optim.SparseAdam: "it supports only sparse gradients, and the host optimizer makes them dense",
 }
 
 
@@ -61,16 +61,16 @@ class TorchGroupRules:
     sharded = True
 
     def of(self, groups: Sequence[Group]) -> list[Rule]:
-        """Return the current rule of each group. Raises ConfigurationError for invalid values."""
+        """Return the current rule of each parameter group. Raises ConfigurationError for invalid values."""
         raise NotImplementedError
 
     def options(self) -> dict[str, Any]:
-        """Return the initial options of a group, without its parameters."""
+        """Return the options that a parameter group has initially, without its parameters."""
         return {}
 
 
 class PlainTorchRules(TorchGroupRules):
-    """Factory for rules of `ringtrain.optim`, whose fields are options of a group with torch's names."""
+    """Factory for rules of `ringtrain.optim`. A group's options are the rule's fields under torch's names."""
 
     def __init__(self, rule: Rule, make: Callable[[Group], Rule] | None = None) -> None:
         self._rule = rule
@@ -100,8 +100,8 @@ class PlainTorchRules(TorchGroupRules):
 
 
 class NativeTorchRules(PlainTorchRules):
-    """Factory of compiled rules for a torch optimizer that compiled code supports. `plain`: options that the rules
-    do not support, with the values that have no effect."""
+    """Factory of compiled rules for a torch optimizer. `plain`: options that must have these values, because the rules
+    do not support others."""
 
     def __init__(self, kind: type, plain: Mapping[str, Any]) -> None:
         super().__init__(kind(lr=0.0))
@@ -111,9 +111,8 @@ class NativeTorchRules(PlainTorchRules):
         for name, value in self._plain.items():
             if group[name] != value:
                 raise ConfigurationError(
-                    f"HostOptimizer: {name} is {group[name]}, and was {value} when the optimizer was made; make "
-                    f"it "
-                    f"with {name}={group[name]}"
+                    f"HostOptimizer: {name} is {group[name]}, but was {value} when the optimizer was "
+                    f"created; create the optimizer with {name}={group[name]}"
                 )
         return super()._of(group)
 
@@ -128,7 +127,7 @@ _NATIVE: Final[Mapping[type, tuple[type, Mapping[str, Any]]]] = {
 
 
 class TorchRule:
-    """Rule that applies a torch optimizer with one group's options to each parameter's elements on the host."""
+    """Rule that runs a torch optimizer, with the options of one group, on each parameter's elements in host memory."""
 
     by_parameter = True  # called for one parameter at a time
 
@@ -145,11 +144,11 @@ class TorchRule:
 
     @property
     def state_names(self) -> tuple[str, ...]:
-        """Names of the state arrays of each weight."""
+        """Names of the rule's state arrays."""
         return self._made.slots
 
     def update(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Step torch's optimizer on one parameter's elements."""
+        """Run torch's optimizer on the elements of one parameter."""
         self._made.update(part, {**self._options, "lr": step.rate} if self._has_rate else self._options, step)
 
     def __eq__(self, other: object) -> bool:
@@ -163,9 +162,8 @@ class TorchRule:
 
 
 class TorchRules(TorchGroupRules):
-    """Factory for a torch optimizer without a compiled rule. `slots`: states of the optimizer with the shape of the
-    parameter, stored in the arenas of the host optimizer. Other states, and all states if parameters are whole, are
-    stored in `state`, by parameter."""
+    """Factory of rules for a torch optimizer without compiled code. `slots`: names of states with the parameter's
+    shape, which the host optimizer stores in flat arrays, if sharded. `state` has all other states by parameter."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, sharded: bool) -> None:
         self.kind = type(optimizer)
@@ -179,18 +177,19 @@ class TorchRules(TorchGroupRules):
         return [TorchRule(self, simple_group_options(group)) for group in groups]
 
     def state(self) -> dict[str, dict[str, Any]]:
-        """Return, by parameter, the states that are in no slot."""
+        """Return, by parameter, the states that the flat arrays of the host optimizer do not store."""
         held = {name: optimizer.state[_only_elementwise(optimizer)] for name, optimizer in self._made.items()}
         kept = {name: {k: v for k, v in state.items() if k not in self.slots} for name, state in held.items()}
         return {**self._loaded, **{name: state for name, state in kept.items() if held[name]}}
 
     def load(self, state: Mapping[str, Mapping[str, Any]]) -> None:
-        """Load `state`; slots are set elsewhere."""
+        """Load `state`, the states that the flat arrays of the host optimizer do not store. Those arrays are loaded
+        elsewhere."""
         self._made.clear()
         self._loaded = {name: dict(values) for name, values in state.items()}
 
     def update(self, part: OwnedBucketPart, options: Mapping[str, Any], step: StepValues) -> None:
-        """Step on the elements of `part`, with these options."""
+        """Update the weights of `part`, a single parameter, with `options`."""
         assert part.spec is not None, "it is called for one parameter at a time"
         shape = (-1,) if self.sharded else part.spec.shape
         weights, gradient = to_tensor(part.weights).view(shape), to_tensor(part.gradients).view(shape)
@@ -220,7 +219,8 @@ class TorchRules(TorchGroupRules):
         return optimizer
 
     def _keep(self, part: OwnedBucketPart, state: dict[str, Any]) -> None:
-        """Move the slots of `state` into the arenas."""
+        """Copy from `state` to the host optimizer's flat arrays the states that these store, and make `state` refer to
+        the arrays."""
         for slot in self.slots:
             own, value = to_tensor(part.state[slot]), state.get(slot)
             if isinstance(value, torch.Tensor) and value.data_ptr() != own.data_ptr():
@@ -229,8 +229,7 @@ class TorchRules(TorchGroupRules):
 
 
 def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGroupRules:
-    """Return the rule factory for the groups of `optimizer`. `sharded`: the user's choice, or None to shard if
-    possible.
+    """Return the rule factory for the groups of `optimizer`. `sharded`: the user's choice; None: shard if possible.
 
     Raises ConfigurationError for an optimizer that cannot be applied in this way.
     """
@@ -238,7 +237,7 @@ def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGro
     for refused, reason in _REFUSED.items():
         if isinstance(optimizer, refused):
             raise ConfigurationError(
-                f"HostOptimizer can't apply {kind.__name__}: {reason}; take ringtrain.torch.DistributedOptimizer"
+                f"HostOptimizer can't apply {kind.__name__}: {reason}; use ringtrain.torch.DistributedOptimizer"
             )
     if kind in _NATIVE:
         ours, plain = _NATIVE[kind]
@@ -247,8 +246,8 @@ def rules_of(optimizer: torch.optim.Optimizer, sharded: bool | None) -> TorchGro
     by_element = kind in _BY_ELEMENT
     if sharded and not by_element:
         raise ConfigurationError(
-            f"HostOptimizer: {kind.__name__} may need whole parameters, and sharded is True; leave sharded out, "
-            "and every rank stores the whole state"
+            f"HostOptimizer: {kind.__name__} may need whole parameters, but sharded is True; remove sharded, so "
+            "that every rank stores the whole state"
         )
     return TorchRules(optimizer, by_element and sharded is not False)
 
@@ -258,7 +257,7 @@ def _only_elementwise(optimizer: torch.optim.Optimizer) -> Any:
 
 
 def check_torch_rule_kind(rule: Any) -> None:
-    """Raise ConfigurationError for a torch optimizer in the place of a rule."""
+    """Raise ConfigurationError if a torch optimizer was passed where a rule is expected."""
     if isinstance(rule, torch.optim.Optimizer):
         raise ConfigurationError(
             f"HostOptimizer: the rule is {kind_of(rule)}; pass torch's optimizer first: HostOptimizer(optimizer, model)"

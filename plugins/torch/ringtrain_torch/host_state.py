@@ -1,8 +1,8 @@
-"""Conversion of a host optimizer's state to the format of torch's optimizers, and back."""
+"""Conversion between the state of a host optimizer and the format of torch's optimizers."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import torch
@@ -20,8 +20,8 @@ _TORCH_NAMES: Final = {ours: torchs for torchs, ours in SLOTS.items()}
 
 @dataclass(frozen=True)
 class GatheredTorchState:
-    """Gathered state of all parameters. `by_param`: entries of torch's optimizer. `own`: additional entries. `missed`:
-    number of updates in which each parameter had no gradient, by name."""
+    """Gathered state of all parameters. `by_param`: entries of torch's optimizer. `own`: entries that only the host
+    optimizer has. `missed`: for each name, the number of updates without a gradient."""
 
     by_param: dict[torch.Tensor, dict[str, Any]]
     own: dict[str, Any]
@@ -46,7 +46,7 @@ class ParameterStates:
 
 @dataclass(frozen=True)
 class TorchHostState:
-    """Reader and writer of the state of `host`."""
+    """Converter between the state of `host`, a host optimizer, and the format of torch's optimizers."""
 
     _host: HostOptimizer
     _params: Mapping[str, Any]
@@ -54,7 +54,7 @@ class TorchHostState:
     _groups: Sequence[Mapping[str, Any]]
 
     def gather(self, root: int | None, error_feedback: bool) -> GatheredTorchState | None:
-        """Return the whole state; None on ranks that do not need it. Collective unless this rank has all of it."""
+        """Gather the whole state. Return None on ranks that do not need it. Collective unless this rank has it all."""
         whole = self._host.state_dict(root, error_feedback)
         scalars = self._scalars()
         if not whole:
@@ -85,7 +85,7 @@ class TorchHostState:
         return ParameterStates(states, whole.own["updates"])
 
     def load_by_parameter(self, former: ParameterStates) -> None:
-        """Set the state of each parameter in `former`; the others start from scratch. Not collective."""
+        """Set the state of each parameter in `former`. Other parameters start without state. Not collective."""
         names = {id(param): name for name, param in self._params.items()}
         here = [param for group in self._groups for param in group["params"]]
         begun = [former.states.get(param, ParameterState({}, 0)) for param in here]
@@ -98,12 +98,11 @@ class TorchHostState:
         self.load(self.checked(packed))
 
     def checked(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
-        """Return `state_dict` as the arrays that `load` expects. Raises ConfigurationError if it does not fit."""
+        """Return `state_dict` as the arrays that `load` expects. Raises ConfigurationError if it does not match."""
         if absent := [key for key in ("state", "param_groups") if key not in state_dict]:
             raise ConfigurationError(
-                f"load_state_dict was given {sorted(map(str, state_dict))}, without {absent}; expected what "
-                "state_dict() or shard_dict() has returned: where a checkpoint has it under a name, give that "
-                "entry alone"
+                f"load_state_dict got {sorted(map(str, state_dict))}, without {absent}; expected the result of "
+                "state_dict() or shard_dict(); if it is one entry of a checkpoint, pass only this entry"
             )
         own, saved = state_dict.get(OWN, {}), list(self._by_name(state_dict))
         steps = {name: int(float(entry["step"])) for name, entry in saved if "step" in entry}
@@ -126,7 +125,7 @@ class TorchHostState:
         return {**state, "arrays": arrays, "entries": entries}
 
     def load(self, state: Mapping[str, Any]) -> None:
-        """Set the state from the result of `checked`; weights do not change."""
+        """Set the state from the result of `checked`. Weights do not change."""
         weights = {name: self._stacked(name, self._host.weights[name]) for name in self._params}
         arrays = {**state["arrays"], WEIGHTS: weights}
         self._host.load_state_dict({**state, "arrays": arrays})
@@ -141,16 +140,16 @@ class TorchHostState:
             )
 
     def check_shards(self) -> None:
-        """Raise ConfigurationError if shards do not contain the whole state: torch's own code also stores numbers."""
+        """Raise ConfigurationError if shards lack state, as with optimizers that torch's own code updates."""
         if isinstance(self._rules, TorchRules):
             raise ConfigurationError(
-                f"HostOptimizer: {self._rules.kind.__name__}, as it was made, is applied by torch's own code, and "
-                "shards lack a part of its state, such as its number of steps; save state_dict(), with Checkpoints"
+                f"HostOptimizer: with these options, torch's own code applies {self._rules.kind.__name__}, and shards "
+                "lack a part of its state, such as its number of steps; save state_dict() with Checkpoints"
             )
 
     @staticmethod
     def arrays_of(state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a state of arrays from a checkpoint with tensors or arrays."""
+        """Return the state from a checkpoint with all tensors converted to arrays."""
         arrays: dict[str, Any] = map_tensor_leaves(dict(state), _state_as_array)
         return arrays
 
@@ -160,7 +159,7 @@ class TorchHostState:
                 yield _TORCH_NAMES.get(slot, slot), tensor_like_param(to_tensor(by_name[name]), param)
 
     def _scalars(self) -> dict[str, dict[str, Any]]:
-        """Return the scalar states of torch's optimizers, from the ranks that have them."""
+        """Return the states of torch's optimizers outside the flat arrays, collected from the ranks that store them."""
         if not isinstance(self._rules, TorchRules):
             return {}
         own = self._rules.state()
@@ -182,9 +181,8 @@ class TorchHostState:
         here = [param for group in self._groups for param in group["params"]]
         if len(saved) != len(here):
             raise ConfigurationError(
-                f"the saved state has {len(saved)} parameters in {len(state_dict['param_groups'])} groups, and "
-                f"this "
-                f"optimizer {len(here)} in {len(self._groups)}; build the model and the groups that were saved"
+                f"the saved state has {len(saved)} parameters in {len(state_dict['param_groups'])} groups, but this "
+                f"optimizer has {len(here)} in {len(self._groups)}; build the model and the groups that were saved"
             )
         for index, param in zip(saved, here, strict=True):
             yield names[id(param)], state_dict["state"].get(index, {})
@@ -201,13 +199,12 @@ class TorchHostState:
         if self._host.is_local(name) and values.shape[1:] == shape:
             return values
         raise ConfigurationError(
-            f"parameter {name!r} was saved with {_TORCH_NAMES.get(slot, slot)!r} of shape {tuple(found.shape)} "
-            f"and is "
-            f"{tuple(self._params[name].shape)} here; build the model that was saved"
+            f"parameter {name!r} was saved with {_TORCH_NAMES.get(slot, slot)!r} of shape {tuple(found.shape)} but has "
+            f"shape {tuple(self._params[name].shape)} in this model; build the model that was saved"
         )
 
     def _stacked(self, name: str, values: Any) -> Any:
-        """Repeat the values of a local parameter as rows, one for each rank, as the host stores them."""
+        """Return `values`; for a parameter that is not reduced, with a row for each rank, as the host stores them."""
         return np.broadcast_to(values, (self._host.size, *values.shape)) if self._host.is_local(name) else values
 
 
@@ -245,3 +242,21 @@ def _state_as_array(value: Any) -> Any:
 
 def _own_tensor_copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
+
+
+class SpreadTorchState(dict[Any, Any]):
+    """Empty mapping for the attribute `state` of torch's optimizers. It refuses writes, which would have no effect."""
+
+    def __missing__(self, key: Any) -> NoReturn:
+        raise ConfigurationError(
+            "HostOptimizer.state cannot be used, because the state is divided among the ranks; "
+            "call state_dict() to gather the state, or load_state_dict() to set it"
+        )
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        self.__missing__(key)
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        self.__missing__(None)
+
+    clear = setdefault = update = __ior__ = _refuse

@@ -1,4 +1,4 @@
-"""A single tensor in host memory in a named collective: the usual request of a training loop, hundreds per step.
+"""Fast path for the most frequent request of a training loop: a collective on a single tensor in host memory.
 
 Packing and unpacking run once for all tensors of a batch.
 """
@@ -21,7 +21,7 @@ _PLAIN: Final = frozenset({torch.Tensor, torch.nn.Parameter})
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Return whether `tensor` is contiguous host memory of a type that can be sent."""
+    """Return whether `tensor` is contiguous, in host memory, and of a dtype that can be sent."""
     return (
         type(tensor) in _PLAIN
         and tensor.is_cpu
@@ -32,7 +32,7 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 class TorchHostTensor:
-    """A plain tensor to reduce, in place or into a new one. It must not change until the reduction is done."""
+    """Tensor in host memory to reduce, in place or into a new one. It must not change until the reduction is done."""
 
     __slots__ = ("array", "in_place", "tensor")
 
@@ -47,7 +47,7 @@ class TorchHostTensor:
         return [self.array]
 
     def finish(self, result: list[Any]) -> torch.Tensor:
-        """Return the reduced tensor, from the result of `carry_out` or from the array of another implementation."""
+        """Return the reduced tensor; with `in_place`, the submitted tensor with the values of `result`."""
         (reduced,) = result
         if not self.in_place:
             return to_tensor(reduced)
@@ -69,8 +69,7 @@ class TorchHostTensor:
 
 
 def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -> list[torch.Tensor]:
-    """Return each entry's part as a separate tensor: views of one tensor share their version counter, and are saved as
-    a whole."""
+    """Split `reduced` into a separate tensor for each entry: views of one tensor would share their version counter."""
     raw = reduced.view("int16") if dtype is torch.bfloat16 else reduced
     shapes = [entry.any_request.shapes[0] for entry in batch.entries]
     cuts = zip(pairwise(batch.bounds), shapes, strict=True)
@@ -79,7 +78,10 @@ def _cut_tensors(reduced: Array, batch: FusedRequestBatch, dtype: torch.dtype) -
 
 
 def _write_torch_tensors(given: Sequence[TorchHostTensor], parts: list[torch.Tensor]) -> None:
-    """Write the results of in-place reductions; the tensors replace the results in `parts`."""
+    """Copy the results of in-place reductions from `parts` to the submitted tensors `given`.
+
+    Then each of these submitted tensors replaces its result in `parts`.
+    """
     indices = [index for index, one in enumerate(given) if one.in_place]
     if indices:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The collectives under the module name that scripts know from Horovod."""
+"""Collectives under the module name that scripts import from Horovod."""
 
 from ringtrain.adapter import barrier
 from ringtrain.common import basics

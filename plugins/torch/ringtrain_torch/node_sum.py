@@ -1,4 +1,4 @@
-"""Sums of gradients over the devices of a node, and gathering of weights, so that a host transfers each element once.
+"""Sums of gradients over the devices of a node, so that hosts transfer each element once per node.
 
 Each device of a node has a share of every bucket: the shards of the ranks with its index in their nodes. It sums the
 share over the node's devices, in rank order, and transfers the sum to host memory, where ranks with equal index reduce
@@ -37,7 +37,11 @@ log = logging.getLogger("ringtrain")
 
 @dataclass(frozen=True)
 class TorchNodes:
-    """Positions of a set's ranks by node, with equally many ranks per node, and the index of this rank in its node."""
+    """Placement of a process set's ranks on nodes, with equally many ranks on each node.
+
+    `positions`: for each node, the indexes in the process set of its ranks. `node`: index of this rank's node. `place`:
+    index of this rank in its node.
+    """
 
     positions: tuple[tuple[int, ...], ...]
     node: int
@@ -45,8 +49,8 @@ class TorchNodes:
 
     @classmethod
     def of(cls, names: Sequence[str], position: int) -> "TorchNodes | None":
-        """Return the nodes, or None if nodes have different numbers of ranks or every node has only one rank. `names`:
-        node of each rank."""
+        """Return the placement; None if nodes have different numbers of ranks or only one each. `names`: node of each
+        rank. `position`: index of this rank in the process set."""
         by_name: dict[str, list[int]] = {}
         for at, name in enumerate(names):
             by_name.setdefault(name, []).append(at)
@@ -58,19 +62,19 @@ class TorchNodes:
 
     @property
     def local(self) -> tuple[int, ...]:
-        """Positions of this rank's node."""
+        """Indexes, in the process set, of the ranks on this rank's node."""
         return self.positions[self.node]
 
     def equal(self, place: int) -> tuple[int, ...]:
-        """Return the positions of the ranks with index `place` in their nodes."""
+        """Return the indexes, in the process set, of the ranks that have index `place` in their nodes."""
         return tuple(own[place] for own in self.positions)
 
 
 def open_node_sum(
     params: Mapping[str, Any], group: ProcessGroup, process_set: ProcessSet, *, suits: bool
 ) -> "TorchNodeSum | None":
-    """Return the node sum that reduces the gradients of `params` on their devices; None, on all ranks, if they use host
-    memory. Collective in `group`, whose ranks are those of `process_set`.
+    """Return a reducer that sums the gradients of `params` on the devices of each node; None, on all ranks, if the
+    reduction uses host memory. Collective in `group`, whose ranks are those of `process_set`.
 
     `suits`: whether the optimizer can work with sums. Raises ConfigurationError, on all ranks, if RINGTRAIN_TRANSPORT
     requests torch.distributed and it has no group for these devices.
@@ -88,11 +92,11 @@ def open_node_sum(
     if nodes is None or not backend or any(one["device"] != own["device"] for one in said):
         if asked and group.rank == 0:
             why = (
-                "ranks of a node are one, or not equally many"
+                "each node has only one rank, or nodes have different numbers of ranks"
                 if suits
-                else "elastic, compression, check_finite or sharded=False"
+                else "elastic, compression, check_finite or sharded=False requires it"
             )
-            log.info("HostOptimizer takes every gradient to host memory: %s", why)
+            log.info("HostOptimizer copies each gradient to host memory instead of summing on devices: %s", why)
         return None
     number = number_of(process_set)
     near, calls = world.open_foreign(number, tuple(group.ranks[at] for at in nodes.local))
@@ -111,12 +115,12 @@ def open_node_sum(
         if asked:
             raise ConfigurationError(reasons[0])
         level = logging.DEBUG if group.rank else logging.WARNING
-        log.log(level, "%s; the gradients of HostOptimizer travel through host memory", reasons[0])
+        log.log(level, "%s; the gradients of HostOptimizer are reduced in host memory", reasons[0])
         return None
     log.log(
         logging.DEBUG if group.rank else logging.INFO,
-        "HostOptimizer: the %d devices of a node add up gradients through torch.distributed's %s; each takes a "
-        "part of the sum to host memory (RINGTRAIN_TRANSPORT=host: its own gradients)",
+        "HostOptimizer: the %d devices of a node sum gradients through torch.distributed's %s, and each copies a part "
+        "of the sum to host memory (with RINGTRAIN_TRANSPORT=host: all of its own gradients)",
         len(nodes.local), backend,
     )  # fmt: skip
     return TorchNodeSum(nodes, group, made, between)
@@ -124,7 +128,7 @@ def open_node_sum(
 
 @dataclass
 class _SummedGradients:
-    """A bucket's gradients on the device, summed over micro-steps. `events`: recorded after each addition."""
+    """Gradients of one bucket on the device, summed over micro-steps. `events`: recorded after each addition."""
 
     flat: torch.Tensor
     puts: dict[str, int] = field(default_factory=dict)
@@ -137,8 +141,12 @@ class _SummedGradients:
 
 @dataclass(frozen=True)
 class _Cuts:
-    """Sections of one bucket that the ranks of each node update. `sections`: ranges of elements by node, for each
-    index of a rank in its node. `bounds`: offsets of this rank's ranges, by node."""
+    """Division of one bucket into sections, one for each rank of a node.
+
+    `sections`: for each index of a rank in its node, a range of elements per node: the shard of the rank with this
+    index on that node. `lengths`: number of elements of each section. `bounds`: offsets of the ranges in this rank's
+    section.
+    """
 
     sections: tuple[tuple[slice, ...], ...]
     lengths: tuple[int, ...]
@@ -153,13 +161,13 @@ class _Cuts:
 
 
 class TorchNodeSum:
-    """`DeviceReducer` of a torch model. Gradients of half types are summed in float32."""
+    """`DeviceReducer` of a torch model, which sums over the devices of a node. Half types are summed in float32."""
 
     def __init__(
         self, nodes: TorchNodes, group: ProcessGroup, near: TorchDeviceGroup, between: ProcessGroup | None
     ) -> None:
-        """Create the reducer. `near`: group of this node's devices. `between`: ranks of equal index, None if all
-        ranks are on one node."""
+        """Create the reducer. `near`: group of this node's devices. `between`: group with one rank of each node, which
+        has the same index in its node as this rank; None if all ranks are on one node."""
         self._nodes, self._group, self._near, self._between = nodes, group, near, between
         self._device = near.device
         self._sums: dict[int, _SummedGradients] = {}
@@ -176,16 +184,16 @@ class TorchNodeSum:
             self._weights[bucket.index] = weights if self._on_host else weights.to(self._device)
 
     def carries(self, name: str) -> bool:
-        """Return whether the parameter `name` is reduced here: it is not local."""
+        """Return whether this reducer reduces the parameter `name`. It does not reduce parameters that stay local."""
         return self._layout.locations[name][0].index in self._cuts
 
     def weight(self, name: str) -> torch.Tensor:
-        """Return the weight `name` on the device, flat: memory that each update overwrites."""
+        """Return the weight `name` as flat memory on the device, which each update overwrites."""
         bucket, location = self._layout.locations[name]
         return self._weights[bucket.index][location.start : location.stop]
 
     def put(self, name: str, gradient: torch.Tensor | None) -> None:
-        """Add the gradient of `name`, after the work that computes it; None if this rank has no gradient."""
+        """Add the gradient of `name` after the device has computed it; None if this rank has no gradient."""
         bucket, location = self._layout.locations[name]
         held = self._sums.get(bucket.index)
         if held is None:
@@ -207,7 +215,7 @@ class TorchNodeSum:
             held.events[-1].record()
 
     def forget(self) -> None:
-        """Discard the gradients of an update that will not be made."""
+        """Discard the gradients of an update that is cancelled."""
         self._sums.clear()
 
     def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
@@ -218,8 +226,8 @@ class TorchNodeSum:
         return self._group.begin(lambda _: self._gather(bucket))
 
     def close(self) -> None:
-        """End the groups that are only used here, after running collectives: other ranks may still take part in
-        them."""
+        """Close the process groups of this reducer, after collectives in progress, in which other ranks may
+        take part."""
         with contextlib.suppress(RingtrainError):  # a world that was left has ended them
             self._group.call(lambda _: self._near.wait_stopped(0))
         if self._between is not None:
@@ -275,7 +283,7 @@ class TorchNodeSum:
 
 
 def _split_section(section: Sequence[slice], gathered: torch.Tensor) -> list[tuple[slice, torch.Tensor]]:
-    """Split the gathered `section` into its shards, without empty ones."""
+    """Split the gathered `section` into its shards; return the non-empty ones with their ranges in the bucket."""
     edges = _offsets([shard.stop - shard.start for shard in section])
     pieces = zip(section, pairwise(edges), strict=True)
     return [(shard, gathered[start:stop]) for shard, (start, stop) in pieces if start < stop]
@@ -286,7 +294,7 @@ def _offsets(lengths: Sequence[int]) -> tuple[int, ...]:
 
 
 def _begin_copy(tensor: torch.Tensor) -> Array:
-    """Begin to copy `tensor` to the host; wait for the stream before reading the copy."""
+    """Begin to copy `tensor` to the host; return the copy, which may be read after the stream has finished."""
     pinned = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
     pinned.copy_(tensor, non_blocking=True)
     array: Array = pinned.numpy()

@@ -39,8 +39,7 @@ def allgather_object(
 
 
 def _torch_saved(obj: Any) -> bytes:
-    """Return `obj` in the format of `torch.save`. Raises ConfigurationError for an object that other ranks would
-    refuse."""
+    """Return `obj` in the format of `torch.save`. Raises ConfigurationError if `torch.load` would refuse it."""
     buffer = io.BytesIO()
     try:  # an object that the other ranks refuse must fail here, where it is known
         torch.save(obj, buffer)

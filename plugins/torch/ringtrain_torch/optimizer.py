@@ -29,7 +29,7 @@ _OWN: Final = ("sync", "replicas", "_synchronized", "_skip", "_steps", "_step_be
 
 
 class DistributedTorchMixin:
-    """Mixin that `DistributedOptimizer` puts before the class of the wrapped optimizer."""
+    """Mixin for `DistributedOptimizer`, which puts it before the class of the wrapped optimizer."""
 
     sync: TorchGradientSync
     replicas: OptimizerReplicas
@@ -40,8 +40,8 @@ class DistributedTorchMixin:
     _opt_called: bool  # torch's schedules check whether a step preceded theirs
 
     def synchronize(self) -> None:
-        """Wait until every gradient is reduced; afterwards they may be changed, for example clipped. Follow it with
-        `step()` inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before."""
+        """Wait until all gradients are reduced. Afterwards they may be changed, for example clipped; then call `step()`
+        inside `skip_synchronize()`. Raises ConfigurationError for a gradient that was changed before."""
         optimizer: Any = self
         if new := added_to_param_groups(self.sync.params, optimizer):
             self.sync.add(new)  # a script has added them to groups
@@ -51,7 +51,7 @@ class DistributedTorchMixin:
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Skip the reduction of gradients in `step()` inside this context."""
+        """Let `step()` use the gradients in this context without a reduction, after `synchronize()`."""
         if self._skip:
             raise AssertionError("skip_synchronize() is already in effect; do not nest it")
         self._skip = True
@@ -61,7 +61,8 @@ class DistributedTorchMixin:
             self._skip = False
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Reduce the gradients, then step. A closure's gradients are reduced at each evaluation."""
+        """Reduce the gradients, then update the weights; return the loss of `closure`. With a closure, gradients are
+        reduced at each evaluation."""
         self._opt_called = True
         result = self._step(closure)
         self._steps += 1
@@ -74,8 +75,8 @@ class DistributedTorchMixin:
             begun = self.sync.begun if closure is None else self.sync.busy
             if begun and not self.sync.is_alone:
                 raise ConfigurationError(
-                    "step() was called within skip_synchronize() while gradients are still being reduced; call "
-                    "optimizer.synchronize() after backward() and before it"
+                    "step() was called within skip_synchronize() while gradients are still being "
+                    "reduced; call optimizer.synchronize() after backward() and before step()"
                 )
             self._synchronized = False
             return _updated_torch_step(step) if closure is None else step(closure)
@@ -92,12 +93,12 @@ class DistributedTorchMixin:
         return _updated_torch_step(step)
 
     def zero_grad(self, *args: Any, **kwargs: Any) -> None:
-        """Discard gradients. If some are being reduced already, wait for them, on all ranks."""
+        """Discard the gradients. If some are being reduced, wait for these reductions, on all ranks."""
         self.sync.drop()
         self._wrapped().zero_grad(*args, **kwargs)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add a group, whose gradients are reduced from now on. Local: every rank must add the same group."""
+        """Add a parameter group, whose gradients are reduced from now on. Not collective, but all ranks must add it."""
         self._wrapped().add_param_group(param_group)
         optimizer: Any = self
         self.sync.add(added_to_param_groups(self.sync.params, optimizer))
@@ -115,7 +116,7 @@ class DistributedTorchMixin:
         self.sync.set_passes(passes)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        """Pickle and copy the inputs from which it can be created again: the wrapped optimizer, names and options."""
+        """Pickle and copy the wrapped optimizer, names and options, from which this optimizer can be created again."""
         optimizer: Any = self
         return torch_optimizer_made_again, (
             unwrapped_torch_optimizer(optimizer, DistributedTorchMixin),
@@ -123,8 +124,10 @@ class DistributedTorchMixin:
         )
 
     def _mean_of_ranks(self, loss: Any) -> Any:
-        """Return the mean loss of all ranks for LBFGS, which would otherwise evaluate the closure a different number of
-        times on each rank."""
+        """Return the mean loss of ranks for LBFGS, so that all evaluate the closure equally often.
+
+        For other optimizers, return `loss`.
+        """
         if loss is None or not isinstance(self, torch.optim.LBFGS) or self.sync.is_alone:
             return loss
         name = f"loss of {next(iter(self.sync.names.values()))}"
@@ -132,8 +135,7 @@ class DistributedTorchMixin:
         return mean if isinstance(loss, torch.Tensor) else mean.item()
 
     def _wrapped(self) -> Any:
-        """Return a proxy to the wrapped optimizer's own methods, which follow this class in the method resolution
-        order."""
+        """Return a proxy to the methods of the wrapped optimizer, whose class follows this mixin."""
         return super()
 
     def _reducing(self, closure: Callable[[], Any]) -> Callable[[], Any]:
@@ -181,10 +183,10 @@ def DistributedOptimizer(
 
     `named_parameters`: names that pair gradients of different ranks, as returned by `model.named_parameters()`.
     `backward_passes_per_step`: number of passes whose gradients are first summed locally. `gradient_predivide_factor`:
-    divisor before the sum; the average divides by the rest. `groups`: a number of groups, or lists of parameters that
-    are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce sparse gradients as dense
-    ones. `op`: Average, Sum, or Adasum, which combines the steps of ranks instead of their gradients. `process_set`: a
-    rank outside it trains alone.
+    divisor before the sum; with Average, the sum is divided by size / factor. `groups`: a number of groups, or lists of
+    parameters that are reduced together. `num_groups`: deprecated form of `groups`. `sparse_as_dense`: reduce sparse
+    gradients as dense ones. `op`: Average, Sum, or Adasum, which combines the steps of ranks instead of their
+    gradients. `process_set`: a rank outside it trains alone.
 
     At intervals, ranks compare their weights and learning rates before a step: StateCorrupt names ranks that differ.
     """
@@ -214,7 +216,7 @@ def DistributedOptimizer(
 
 @dataclass(frozen=True)
 class WrappedTorchOptimizer:
-    """Inputs of a `DistributedOptimizer`, in addition to the wrapped optimizer, so that it can be pickled.
+    """Options of a `DistributedOptimizer`, from which a pickled or copied one is created again.
 
     `names`: names of its parameters, in order. `groups`: positions of parameters. `compression`: a name in
     `Compression`.
@@ -227,13 +229,13 @@ class WrappedTorchOptimizer:
 
     @classmethod
     def of(cls, optimizer: torch.optim.Optimizer, sync: TorchGradientSync) -> WrappedTorchOptimizer:
-        """Return the inputs of `optimizer`. Raises ConfigurationError for one with a process set, which exists only in
-        this process."""
+        """Return the options of `optimizer`. Raises ConfigurationError if it has a process set, which cannot be
+        pickled."""
         options, names = sync.options, sync.names
         if options.process_set is not global_process_set:
             raise ConfigurationError(
-                "a DistributedOptimizer of a process set can't be pickled or copied; copy the optimizer that it "
-                "was made of, and wrap the copy"
+                "a DistributedOptimizer of a process set can't be pickled or copied; copy the "
+                "wrapped optimizer, and wrap the copy"
             )
         params = [param for group in optimizer.param_groups for param in group["params"]]
         at = {param: index for index, param in enumerate(params)}
@@ -245,7 +247,7 @@ class WrappedTorchOptimizer:
 
 
 def unwrapped_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> torch.optim.Optimizer:
-    """Return an object of the class before `mixin` was added, which shares everything with `optimizer`."""
+    """Return a view of `optimizer` that has its original class, without `mixin` and the attributes of `mixin`."""
     order = type(optimizer).__mro__
     kind: Any = order[order.index(mixin) + 1]
     plain: torch.optim.Optimizer = kind.__new__(kind)
@@ -254,7 +256,7 @@ def unwrapped_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> 
 
 
 def torch_optimizer_made_again(optimizer: torch.optim.Optimizer, form: WrappedTorchOptimizer) -> Any:
-    """Wrap `optimizer`, which was pickled or copied, like the original."""
+    """Return the pickled or copied `optimizer`, wrapped as the original was."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     passes, op, predivide, sparse_as_dense = form.options
     compression = getattr(Compression, form.compression) if isinstance(form.compression, str) else form.compression
@@ -280,14 +282,14 @@ def _parameters_at(params: Sequence[Param], groups: Sequence[Sequence[int]]) -> 
 
 
 def _updated_torch_step(step: Callable[[], Any]) -> Any:
-    """Step, and measure it as update time. A closure's backward passes are not an update: with one, everything counts
-    as compute."""
+    """Return the result of `step`, and measure its time as update time. Do not use it for steps with a closure, because
+    the closure computes gradients."""
     with UPDATE:
         return step()
 
 
 def _derived_torch_optimizer(optimizer: torch.optim.Optimizer, mixin: type) -> Any:
-    """Return an object of the optimizer's class with `mixin` before it, which shares everything with `optimizer`."""
+    """Return a view of `optimizer` whose class has `mixin` before its own; shares all attributes but `step`."""
     kind = type(optimizer)
     if issubclass(kind, DistributedTorchMixin | TorchAdasumMixin):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")

@@ -1,4 +1,4 @@
-"""Optimizers of single parameters, modelled on an optimizer of the script."""
+"""Torch optimizers of single parameters, created like an optimizer of the script."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class TorchOptimizerPattern:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        """Test the optimizer. Raises ConfigurationError if its parameters cannot be updated one by one."""
+        """Test any optimizer but torch's own. Raises ConfigurationError if it cannot update parameters one by one."""
         self._optimizer: Any = optimizer
         self._kind: Any = type(optimizer)
         self._is_torchs = self._kind.__module__.startswith("torch.optim.")
@@ -42,8 +42,8 @@ class TorchOptimizerPattern:
         return self._made([{"params": [param], **options}])
 
     def slots(self) -> tuple[str, ...]:
-        """Return the names of states with the shape of the parameter, in any group: those of a small parameter after a
-        step."""
+        """Return the names of states with the shape of the parameter, found by a step on a small parameter of each
+        group."""
         slots: dict[str, None] = {}
         for group in self._optimizer.param_groups:
             param = torch.nn.Parameter(torch.ones(5))
@@ -72,12 +72,11 @@ class TorchOptimizerPattern:
         except Exception as exc:
             self._refuse(f"an attribute of it can't be copied ({exc})", exc)
         if any(isinstance(one, torch.optim.Optimizer | torch.nn.Parameter) for one in seen.values()):
-            self._refuse("it has another optimizer, or parameters, beside its groups")
+            self._refuse("it has another optimizer, or parameters outside its groups")
         return copied
 
     def _try(self) -> None:
-        """Update a few parameters together, like the script's optimizer, and one by one, like the host; refuse on a
-        difference."""
+        """Update a few parameters together and one by one. Raises ConfigurationError if the results differ."""
         groups = sorted(self._optimizer.param_groups, key=lambda group: -len(group["params"]))
         for scale in _TRIED_SCALES:
             try:
@@ -92,8 +91,11 @@ class TorchOptimizerPattern:
                     )
 
     def _tried(self, groups: Sequence[Mapping[str, Any]], scale: float, is_apart: bool) -> list[torch.Tensor]:
-        """Return parameters after some steps, in one of which the first has no gradient: two like the smallest of the
-        first of `groups`, and one of the second."""
+        """Return parameters after some steps, which update them one by one if `is_apart`, otherwise together.
+
+        Uses two small random parameters of the first group and one of the second. In one step, the first parameter has
+        no gradient.
+        """
         chance = torch.Generator().manual_seed(0)
         made, params = [], []
         for group, most in zip(groups, (2, 1), strict=False):
@@ -118,7 +120,7 @@ class TorchOptimizerPattern:
 
     def _refuse(self, why: str, exc: Exception | None = None) -> Any:
         raise ConfigurationError(
-            f"HostOptimizer can't apply {self._kind.__name__} to one parameter after the other: {why}; take "
+            f"HostOptimizer can't apply {self._kind.__name__} to parameters one by one: {why}; use "
             "ringtrain.torch.DistributedOptimizer"
         ) from exc
 

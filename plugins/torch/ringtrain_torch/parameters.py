@@ -1,4 +1,4 @@
-"""An optimizer's parameters: names, user-defined groups, and in-place loading of state."""
+"""Parameters of an optimizer: names, groups defined by the user, and loading of state in place."""
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -14,7 +14,7 @@ from ringtrain_torch.buckets import Param
 def named_or_numbered(
     named_parameters: Iterable[tuple[str, Param]] | None, optimizer: torch.optim.Optimizer
 ) -> dict[Param, str]:
-    """Return the name of each of the optimizer's parameters. Raises ConfigurationError where names do not fit."""
+    """Return the name of each parameter. Raises ConfigurationError if names are missing or not unique."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     if named_parameters is None:
         return {param: f"gradient.noname.{index}" for index, param in enumerate(params)}
@@ -38,13 +38,13 @@ def named_or_numbered(
 
 
 def added_to_param_groups(names: Collection[Param], optimizer: torch.optim.Optimizer) -> dict[Param, str]:
-    """Return a name for each of the optimizer's parameters that is not in `names`: a running number."""
+    """Return a name, a running number, for each parameter of the optimizer that is not in `names`."""
     new = [param for group in optimizer.param_groups for param in group["params"] if param not in names]
     return {param: f"gradient.noname.{index}" for index, param in enumerate(new, start=len(names))}
 
 
 def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
-    """Return the groups for `groups`: a number of groups, or lists of parameters."""
+    """Return the groups of parameters that `groups` describes: a number of groups, or lists of parameters."""
     if groups is None or groups == 0:
         return []
     if isinstance(groups, int) and groups > 0:
@@ -52,15 +52,15 @@ def grouped(groups: Any, params: Sequence[Param]) -> list[list[Param]]:
     if isinstance(groups, list) and all(isinstance(group, list) for group in groups):
         flat = [param for group in groups for param in group]
         if len(set(flat)) != len(flat):
-            raise ConfigurationError("groups: a parameter is in two groups; expected each in one at most")
+            raise ConfigurationError("groups: a parameter is in two groups; put each parameter in at most one group")
         return [group for group in groups if group]
     raise ConfigurationError(f"groups is {groups!r}; expected a number, 0 or more, or a list of lists of parameters")
 
 
 @contextlib.contextmanager
 def in_place(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Load state in this context into the existing objects, which an optimizer shares with the wrapped one and with
-    schedules of either."""
+    """Load state into existing objects within this context: an optimizer shares them with the wrapped one and with
+    schedules."""
     groups, state = optimizer.param_groups, optimizer.state
     yield
     loaded_groups, loaded_state = [dict(group) for group in optimizer.param_groups], dict(optimizer.state)

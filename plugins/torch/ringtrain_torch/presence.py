@@ -1,4 +1,4 @@
-"""Presence of gradients: ranks agree on the parameters that have a gradient on any rank, as part of the reduction.
+"""Agreement of ranks, as part of the reduction, on which parameters have a gradient on any rank.
 
 A parameter that a rank's backward pass did not reach is sent as zeros, and a row with one number per parameter follows
 the gradients of a bucket: 1 if this rank has a gradient, else 0. If the reduced number is 0, no rank has one: `grad` of
@@ -16,35 +16,39 @@ from ringtrain_torch.buckets import Param
 
 
 def grad_presence_row(here: Sequence[bool], dropping: bool, like: torch.Tensor) -> torch.Tensor:
-    """Return the presence row of a bucket, with the type of `like`, one of its tensors. Its last number is 1 if this
-    rank drops the gradients: they are not for a step."""
+    """Return the row of a bucket that shows which gradients this rank has, with the dtype of `like`.
+
+    `here`: for each gradient, whether this rank has it. `dropping`: whether this rank discards the gradients without a
+    step; then the row's last number is 1.
+    """
     if all(here) and not dropping:
         return _usual_presence_row(len(here), like.dtype, like.device)
     return torch.tensor([float(one) for one in (*here, dropping)], dtype=like.dtype, device=like.device)
 
 
 def grads_anywhere(reduced: torch.Tensor) -> list[bool]:
-    """Return, for each gradient, whether some rank has this gradient, from a reduced row."""
+    """Return, for each gradient, whether any rank has it. `reduced`: `grad_presence_row`, reduced."""
     wide = reduced.real if reduced.is_complex() else reduced
     return [number > 0 for number in wide.tolist()]
 
 
 def check_drops_agree(reduced: torch.Tensor, dropping: bool, own: str) -> None:
-    """Raise MismatchError if some ranks drop gradients on which others step. `reduced`: last number of a row, as an
-    average. `own`: this rank, for the message."""
+    """Raise MismatchError if some ranks discard gradients (`zero_grad()`) with which others step. `reduced`: last
+    number of the row, averaged over ranks. `dropping`: whether this rank discards its gradients. `own`: name of this
+    rank, for the message."""
     number = (reduced.real if reduced.is_complex() else reduced).item()
     if number > 0.999 if dropping else number == 0:
         return
     here, there = ("zero_grad()", "step()") if dropping else ("step()", "zero_grad()")
     raise MismatchError(
-        f"{own} has called {here} after a backward pass, and other ranks {there}: they would end with different "
-        "weights; expected the same calls on all ranks. To leave a step out where a loss is not finite, agree on "
-        "it first: all ranks leave it out if allreduce(bad, op=Max) says so"
+        f"{own} called {here} after a backward pass, but other ranks called {there}, so weights would differ; expected "
+        "the same calls on all ranks. To skip a step whose loss is not finite, skip it on all ranks, for example if "
+        "allreduce(bad, op=Max) is true"
     )
 
 
 def empty_gradient(param: Param, sparse_dim: int) -> torch.Tensor:
-    """Return an empty gradient: zeros, or a sparse tensor without entries if `sparse_dim` is not 0."""
+    """Return a gradient of zeros, or a sparse tensor without entries if `sparse_dim` is not 0."""
     if not sparse_dim:
         return torch.zeros_like(param)
     nothing = torch.empty((sparse_dim, 0), dtype=torch.int64, device=param.device)

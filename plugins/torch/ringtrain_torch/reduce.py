@@ -1,4 +1,4 @@
-"""Allreduce and reducescatter: plain, grouped, in place, asynchronous, and with gradients."""
+"""Allreduce and reducescatter of tensors: single or grouped, in place, asynchronous, and differentiable."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def allreduce_async(
 
     `tensor`: dense, on any device, with the same shape and dtype on all ranks. `name`: pairs this call with the other
     ranks' calls (default: a counter). `op`: Average (default), Sum, Adasum, Min, Max or Product; averages of integers
-    are rounded towards zero. `average`: deprecated form of `op`. The factors multiply before and after the reduction.
-    Raises ConfigurationError for wrong arguments; `synchronize` raises if ranks disagree.
+    are rounded towards zero. `average`: deprecated form of `op`. `prescale_factor` multiplies before the reduction,
+    `postscale_factor` after it. Raises ConfigurationError for wrong arguments; `synchronize` raises if ranks disagree.
     """
     asked = _request_key(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=False)) is not None:
@@ -60,7 +60,7 @@ def allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
-    """Like `allreduce_async`, with the result written into `tensor`, which is also what `synchronize` returns."""
+    """Begin to reduce `tensor` in place, like `allreduce_async`; `synchronize` returns `tensor`."""
     asked = _request_key(tensor, average, name, op, prescale_factor, postscale_factor)
     if asked is not None and (again := submit_again(asked, tensor, process_set, in_place=True)) is not None:
         return again
@@ -94,8 +94,8 @@ def allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> torch.Tensor:
-    """Return `tensor` reduced over the ranks of `process_set`; gradients flow through. For arguments see
-    `allreduce_async`; `compression` reduces the number of bytes sent."""
+    """Return `tensor` reduced over the ranks of `process_set`. Differentiable. For arguments see `allreduce_async`;
+    `compression` reduces the number of bytes sent."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _torch_allreduced([tensor], how, NamedCollective.allreduce(how, name), compression)[0]
 
@@ -124,7 +124,7 @@ def grouped_allreduce_async_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> TorchHandle:
-    """Like `grouped_allreduce_async`, in place."""
+    """Begin to reduce all of `tensors` in place as one collective. For arguments see `allreduce_async`."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _allreduce(tensors, NamedCollective.allreduce(how, name, "grouped_allreduce"), in_place=True)
 
@@ -138,7 +138,7 @@ def grouped_allreduce_(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Reduce all of `tensors` in place as one collective and return them."""
+    """Reduce all of `tensors` in place as one collective and return them. For arguments see `allreduce_async`."""
     factors = (prescale_factor, postscale_factor)
     return list(synchronize(grouped_allreduce_async_(tensors, average, name, op, *factors, process_set)))
 
@@ -153,7 +153,7 @@ def grouped_allreduce(
     postscale_factor: float = 1.0,
     process_set: ProcessSet = global_process_set,
 ) -> list[torch.Tensor]:
-    """Return all of `tensors`, reduced as one collective; gradients flow through."""
+    """Return all of `tensors`, reduced as one collective. Differentiable. For arguments see `allreduce_async`."""
     how = NamedReduction.of(op, average, prescale_factor, postscale_factor, process_set)
     return _torch_allreduced(tensors, how, NamedCollective.allreduce(how, name, "grouped_allreduce"), compression)
 
@@ -166,8 +166,8 @@ def reducescatter_async(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> TorchHandle:
-    """Begin to reduce `tensor`; `synchronize` returns this rank's rows. If the rows are not divisible, the first ranks
-    get one more. `op`: Average or Sum."""
+    """Begin to reduce `tensor`; `synchronize` returns this rank's rows. If the number of rows is not a multiple of the
+    number of ranks, the first ranks get one more. `op`: Average or Sum."""
     how = NamedReduction.of_sums("reducescatter", op, prescale_factor, postscale_factor, process_set)
     return single_result_handle(submit_tensors(NamedCollective.reducescatter(how, name), [tensor]))
 
@@ -181,7 +181,7 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> torch.Tensor:
-    """Return this rank's rows of the reduced `tensor`; gradients flow through.
+    """Return this rank's rows of the reduced `tensor`. Differentiable.
 
     The gradient is gathered from all ranks; for Sum it is multiplied by the number of ranks, as in Horovod.
     """
@@ -211,7 +211,7 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[torch.Tensor]:
-    """Return this rank's rows of each of `tensors`, reduced as one collective; gradients flow through."""
+    """Return this rank's rows of each of `tensors`, reduced as one collective. Differentiable."""
     how = NamedReduction.of_sums("grouped_reducescatter", op, prescale_factor, postscale_factor, process_set)
     return _torch_scattered(
         tensors, how, NamedCollective.reducescatter(how, name, "grouped_reducescatter"), compression
@@ -221,7 +221,8 @@ def grouped_reducescatter(
 def _request_key(
     tensor: torch.Tensor, average: bool | None, name: str | None, op: Any, prescale: float, postscale: float
 ) -> Hashable:
-    """Return all values that determine the request for one tensor, if they are simple; otherwise None."""
+    """Return the arguments that determine the request as a key for `submit_again`; None if `submit_again` does not
+    support them."""
     if name is None or average is not None or type(op) not in _OPS or type(prescale) is not float:
         return None
     if type(postscale) is not float or not is_plain(tensor):
@@ -245,7 +246,7 @@ def _torch_allreduced(
     collective: NamedCollective,
     compression: type[Compressor],
 ) -> list[torch.Tensor]:
-    """Return `tensors` reduced, with gradients."""
+    """Return `tensors` reduced over ranks. Autograd computes gradients by `allreduce_gradient`."""
     # Inputs, then outputs, with their versions. Not save_for_backward, which frees them with the first backward pass:
     # gradients of a group's outputs may be computed one by one. Detached, so that no output references itself.
     kept: list[tuple[torch.Tensor, int]] = []
@@ -260,7 +261,7 @@ def _torch_allreduced(
         if any(tensor._version != version for tensor, version in kept):
             raise RuntimeError(
                 "an input or output of an allreduce with Min, Max or Product was overwritten between forward and "
-                "backward, and its gradient needs both; pass a clone() of it, or overwrite it later"
+                "backward, but the gradient needs its values; pass a clone(), or overwrite the tensor after backward()"
             )
         count = len(grads)
 
@@ -279,7 +280,7 @@ def _torch_scattered(
     collective: NamedCollective,
     compression: type[Compressor],
 ) -> list[torch.Tensor]:
-    """Return this rank's rows of `tensors` reduced, with gradients."""
+    """Return this rank's rows of `tensors` reduced over ranks. Autograd gathers their gradients."""
 
     def forward(given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         rows: list[torch.Tensor] = synchronize(submit_tensors(collective, given))

@@ -1,4 +1,4 @@
-"""Digest of a model's parameters for the comparison between ranks. On a device, only sums are copied to the host."""
+"""Digest of a model's parameters for comparison between ranks. From a device, only sums are copied to the host."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,7 +12,10 @@ from ringtrain_torch.fingerprint import bits_of
 
 
 def torch_replica_of(names: Mapping[Param, str], groups: Sequence[Mapping[str, Any]], part: int) -> OptimizerReplica:
-    """Return this rank's replica of a part of its weights: of those trained now, in the order of their names."""
+    """Return a digest of this rank's trained weights, and its learning rates, for comparison with other ranks.
+
+    Only a part of the weights is in the digest; `part` is the number of that part.
+    """
     params = sorted((param for param in names if param.requires_grad), key=lambda param: names[param])
     sizes = [(param.shape[0] if param.dim() else 1, param.nbytes) for param in params]
     cut = repr([(names[param], tuple(param.shape), str(param.dtype)) for param in params])
@@ -37,14 +40,13 @@ def _torch_parameters_digest(parts: Sequence[torch.Tensor]) -> int:
 
 
 def sum_of_bits(parts: Sequence[torch.Tensor]) -> int:
-    """Return the sum of bits of tensors on a device. Only the sums are copied to the host."""
+    """Return the sum of the bits of tensors on a device. Only one sum per tensor is copied to the host."""
     sums = [bits_of(part, whole=True) for part in parts]
     return sum(int(array) for array in to_arrays(sums)())
 
 
 def _group_learning_rate(given: Any) -> float:
-    """Return the learning rate, or 0 for one that is on a device, which is not read: the weights depend on it
-    anyway."""
+    """Return the learning rate of a group, or 0 if it is missing or on a device: reading would wait."""
     return float(given) if isinstance(given, int | float) or getattr(given, "is_cpu", False) else 0.0
 
 

@@ -1,4 +1,4 @@
-"""Reduction of sparse tensors by gathering their entries."""
+"""Sparse allreduce, which gathers the entries of all ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringtrain_torch.handles import poll, submit_tensors
 
 
 class SparseTorchHandle:
-    """Handle of a sparse allreduce in progress: call it, or pass it to `poll` and `synchronize`."""
+    """Handle of a sparse allreduce in progress. Call it, or pass it to `poll` and `synchronize`, for the result."""
 
     holders = 0  # number of ranks with a gradient, after `after` was called
 
@@ -28,7 +28,7 @@ class SparseTorchHandle:
         self.future = self._entries.future
 
     def after(self, gathered: Any) -> torch.Tensor:
-        """Return the reduced tensor; `gathered`: result of `future`."""
+        """Return the reduced tensor. `gathered`: entries of all ranks, the result of `future`."""
         indices, values, holders, _ = self._entries.after(gathered)
         self.holders = len(holders)
         scaled = values / self._divisor if self._divisor != 1 else values

@@ -1,4 +1,4 @@
-"""Stand-in for `param.grad` while the gradient is transferred to the host."""
+"""Stand-in for `param.grad` while the host optimizer has the gradient."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final
@@ -18,7 +18,7 @@ _MOVES: Final = {"to", "cpu", "cuda", "float", "double", "half", "bfloat16", "co
 
 class TorchGradientStandIn(torch.Tensor):
     """Tensor that looks like the gradient of a parameter but has no memory. Reading its values returns the mean
-    gradient of all ranks, which replaces it in `param.grad`, or raises an error with a solution.
+    gradient of all ranks, which then replaces the stand-in in `param.grad`, or raises an error with a solution.
 
     Python functions call `__torch_function__`; C++ functions that bypass it (scripts, vmap, `torch.tensor`) call
     `__torch_dispatch__`. Functions that bypass both (dlpack) get torch's error about missing memory. If a gradient were
@@ -29,8 +29,9 @@ class TorchGradientStandIn(torch.Tensor):
     def of(
         cls, param: torch.Tensor, values: Callable[[], torch.Tensor], zero: Callable[[], None], spent: bool = False
     ) -> "TorchGradientStandIn":
-        """Create a stand-in. `values`: returns the gradient, or raises. `zero`: replaces it by zeros. `spent`: the step
-        is made, so `model.to()` and similar calls, which move gradients with parameters, return it unchanged."""
+        """Create a stand-in for the gradient of `param`. `values`: returns the gradient, or raises. `zero`: sets the
+        gradient to zero. `spent`: whether the step is complete, so that `model.to()` and similar calls return the
+        stand-in unchanged."""
         made: TorchGradientStandIn = torch.Tensor._make_wrapper_subclass(
             cls, param.shape, strides=param.stride(), dtype=param.dtype, device=param.device
         )
@@ -66,7 +67,7 @@ class TorchGradientStandIn(torch.Tensor):
 
 
 def _stays_stand_in(own: TorchGradientStandIn, func: Any, args: Any, kwargs: Any) -> bool:
-    """Return whether a move would leave `own` in place, or assigns it to itself."""
+    """Return whether `func` leaves the stand-in `own` in place: a move to the same device, or a self-assignment."""
     if getattr(func, "__name__", "") == "__set__":
         return args[1] is own
     with torch._C.DisableTorchFunctionSubclass():
@@ -84,7 +85,7 @@ def _stand_ins(value: Any) -> Iterator[TorchGradientStandIn]:
 
 
 def _replaced_stand_ins(value: Any) -> Any:
-    """Return `value` with gradients in place of their stand-ins."""
+    """Return `value` with each stand-in replaced by the gradient."""
     if isinstance(value, TorchGradientStandIn):
         return value.__dict__["values"]()
     if isinstance(value, list | tuple):

@@ -15,7 +15,7 @@ from ringtrain_torch.parameters import in_place
 
 
 def broadcast_parameters(params: Mapping[str, Any] | Iterable[Any], root_rank: int) -> None:
-    """Overwrite parameters with the parameters of `root_rank`.
+    """Overwrite the parameters on all ranks with those of `root_rank`.
 
     `params`: a `state_dict()`, `named_parameters()` or `parameters()`. Entries that are None are skipped.
     """
@@ -79,7 +79,7 @@ def _is_torch_mark(value: Any) -> bool:
 
 
 def map_tensor_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
-    """Return `value` with `change(leaf)` for each leaf of its dictionaries, lists and tuples."""
+    """Return `value` with `change(leaf)` for each leaf of its dicts, lists and tuples."""
     if isinstance(value, dict) and not _is_torch_mark(value):
         return {key: map_tensor_leaves(item, change) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -37,7 +37,7 @@ class SyncBatchNorm(_BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module: nn.Module) -> nn.Module:
         """Replace each batch normalisation layer in `module` by a `SyncBatchNorm` with its parameters and statistics;
-        return the module. Create optimizers afterwards."""
+        return the module. Create optimizers only afterwards."""
         if isinstance(module, _BatchNorm) and not isinstance(module, cls):
             return cls._like(module)
         for name, child in module.named_children():
@@ -68,7 +68,7 @@ def _uses_batch(layer: Any) -> bool:
 
 
 def _normalised_batch(layer: Any, input: torch.Tensor) -> torch.Tensor:
-    """Return `input` normalised over all ranks' batches by `layer`, whose running statistics are updated."""
+    """Return `input` normalised by `layer` over all ranks' batches. Updates the running statistics of `layer`."""
     count, mean, variance = _batch_moments(input)
     if layer.training and layer.track_running_stats:
         _track_batch_moments(layer, count, mean.detach(), variance.detach())
@@ -90,7 +90,7 @@ def _track_batch_moments(layer: Any, count: torch.Tensor, mean: torch.Tensor, va
 
 
 def _batch_moments(input: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return count, mean and variance (biased) per channel over all ranks, in float32 at least."""
+    """Return the count, mean and biased variance of each channel over all ranks, in float32 or wider."""
     wide = input.to(torch.promote_types(input.dtype, torch.float32)).transpose(0, 1).flatten(1)
     own_count = torch.full((1,), float(wide.shape[1]), dtype=wide.dtype, device=wide.device)
     own_mean = wide.sum(dim=1) / own_count.clamp(min=1)

@@ -1,4 +1,4 @@
-"""Complete state from which a PyTorch training resumes, as one object."""
+"""Complete state of a PyTorch training, as one object that can be saved and resumed."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _RANDOM: Final = "random"
 
 
 class RandomGenerators:
-    """Random generators of torch (also of each CUDA device), numpy and Python, of every rank.
+    """State of the random generators of torch (also of each CUDA device), numpy and Python, on all ranks.
 
     `state_dict` gathers them and is collective. Each rank restores its own. If there are more ranks than before, the
     additional ranks retain their current generators.
@@ -69,7 +69,9 @@ class TrainingState:
         vars(self)["_names"] = (*parts, _RANDOM)
         for name, part in {_RANDOM: RandomGenerators(), **parts}.items():
             if hasattr(type(self), name) or name.startswith("_"):
-                raise ConfigurationError(f"TrainingState: {name!r} is its own; give the part another name")
+                raise ConfigurationError(
+                    f"TrainingState: {name!r} is an attribute of TrainingState; choose another name"
+                )
             vars(self)[name] = part
 
     def state_dict(self) -> dict[str, Any]:
@@ -77,14 +79,16 @@ class TrainingState:
         return {name: _state_of_training_part(getattr(self, name)) for name in self._names}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load a state that was saved with the same parts. Raises ConfigurationError for other parts."""
+        """Load a state that was saved with the same parts. Raises ConfigurationError if the parts differ."""
         if not isinstance(state, Mapping):
-            raise ConfigurationError(f"TrainingState: the state is {kind_of(state)}; expected what state_dict() gave")
+            raise ConfigurationError(
+                f"TrainingState: the state is {kind_of(state)}; expected the result of state_dict()"
+            )
         if state.keys() != set(self._names):
             missing, more = sorted(set(self._names) - state.keys()), sorted(state.keys() - set(self._names))
             raise ConfigurationError(
-                f"TrainingState: the state is without {missing} and has {more} besides; make it of the same parts "
-                "as where it was saved"
+                f"TrainingState: the saved state lacks {missing} and has the unknown parts {more}; "
+                "create the TrainingState from the same parts as when it was saved"
             )
         for name in self._names:
             part = getattr(self, name)

@@ -17,7 +17,7 @@ import ringtrain_torch as hvd
 
 if absent := [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]:
     raise ModuleNotFoundError(
-        f"ringtrain.transformers needs {' and '.join(absent)}, not installed here: pip install {' '.join(absent)}",
+        f"ringtrain.transformers needs {' and '.join(absent)}, which this Python lacks: pip install {' '.join(absent)}",
         name=absent[0],
     )
 
@@ -52,18 +52,17 @@ class Trainer(_Trainer):
         super().__init__(*args, **options)
         if self.accelerator.num_processes != hvd.size():
             raise RuntimeError(
-                f"Trainer: accelerate trains with {self.accelerator.num_processes} processes, and this world has "
-                f"{hvd.size()} ranks; start the script with `ringtrain run` or as a job, which set RANK and "
-                "WORLD_SIZE"
+                f"Trainer: accelerate trains with {self.accelerator.num_processes} processes, but this world has "
+                f"{hvd.size()} ranks; start the script with `ringtrain run` or as a job, which set RANK and WORLD_SIZE"
             )
 
     def create_accelerator_and_postprocess(self) -> None:
-        """Create the accelerator like the Trainer, but without DDP for models."""
+        """Create the accelerator like the Trainer does, but without DDP."""
         super().create_accelerator_and_postprocess()
         self.accelerator.prepare_model = partial(self.accelerator.prepare_model, evaluation_mode=True)
 
     def create_optimizer(self, model: Any = None) -> torch.optim.Optimizer:
-        """Return the optimizer that reduces gradients. Collective."""
+        """Return an optimizer that reduces gradients over the ranks. Collective."""
         super().create_optimizer(model)
         if not hasattr(self._own, "synchronize"):
             hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
@@ -84,7 +83,7 @@ class Trainer(_Trainer):
         return super()._get_grad_norm(model, grad_norm)
 
     def _reduce(self) -> None:
-        """Make the gradients the means of all ranks. A HostOptimizer does this when they are read."""
+        """Average the gradients over all ranks before the Trainer reads them. A HostOptimizer averages them itself."""
         if not isinstance(self._own, hvd.HostOptimizer):
             self._own.synchronize()
             self._until_step.enter_context(self._own.skip_synchronize())
@@ -95,12 +94,12 @@ class Trainer(_Trainer):
 
     @property
     def _own(self) -> Any:
-        """Ringtrain's optimizer, without accelerate's wrapper."""
+        """Return the optimizer of Ringtrain inside accelerate's wrapper."""
         return getattr(self.optimizer, "optimizer", self.optimizer)
 
     @contextlib.contextmanager
     def _gathered(self) -> Iterator[None]:
-        """Gather the state of all ranks, so that rank 0 alone may read it inside this context. Collective."""
+        """Gather the state of all ranks for this context, so that rank 0 alone can read it. Collective."""
         own = self._own
         state = own.state_dict(root=0) if isinstance(own, hvd.HostOptimizer) else own.state_dict()
         own.state_dict = lambda: state

@@ -16,11 +16,12 @@ from ringtrain_torch.node_sum import TorchNodeSum
 
 
 class TorchWeightStream:
-    """Transfer of new weights from the host arena to the parameters, for each layer when it is about to be called. A
-    `TorchNodeSum` transfers the weights of a step itself: the parameters are its memory.
+    """Transfer of new weights from the host optimizer's flat arrays to the parameters of each layer, right before the
+    layer is called. With a `TorchNodeSum`, which transfers the weights of a step itself, the parameters use its memory.
 
-    Parameters on the CPU are the arena's memory. One to which a script assigns other memory (`param.data = …`,
-    `share_memory()`) retains that, as in torch: values are copied from it before an update, and to it afterwards.
+    Parameters on the CPU are views of the flat arrays. If a script assigns other memory to a parameter
+    (`param.data = …`, `share_memory()`), the parameter retains that memory, as in torch: values are copied from it
+    before an update, and to it afterwards.
     """
 
     def __init__(self, host: HostOptimizer, params: Mapping[str, Any], node_sum: TorchNodeSum | None) -> None:
@@ -40,7 +41,7 @@ class TorchWeightStream:
         self.follow()
 
     def follow(self) -> None:
-        """Refer to the host's current weights: parameters on the CPU become views of them."""
+        """Use the current weights of the host optimizer: parameters on the CPU become views of them."""
         self._unpin()
         self.expect()
         moved = {name for name in self._addresses if self._is_moved(name)}
@@ -57,8 +58,7 @@ class TorchWeightStream:
             self._pinned = [address for arena in _weight_arenas(self._host) if (address := _pinned_arena(arena))]
 
     def take(self) -> bool:
-        """Copy weights that a script has set since the last step, in their old or in new memory; return whether there
-        were any.
+        """Copy weights that a script has set since the last step to the host; return whether there were any.
 
         Raises ConfigurationError if a parameter's shape, type or device has changed.
         """
@@ -75,17 +75,17 @@ class TorchWeightStream:
         return changed
 
     def note(self) -> None:
-        """Record that the current weights equal the host's weights."""
+        """Record that the parameters have the weights of the host optimizer."""
         torch.autograd.graph.increment_version(list(self._params.values()))
         self.seen()
 
     def seen(self) -> None:
-        """Record the current versions and addresses of parameters as unchanged."""
+        """Record the present versions and addresses of the parameters, to detect later changes by a script."""
         self._versions = {name: param._version for name, param in self._params.items()}
         self._places = {name: param.data_ptr() for name, param in self._params.items()}
 
     def _is_moved(self, name: str) -> bool:
-        """Return whether the parameter is on the CPU in memory that a script has assigned."""
+        """Return whether a script has assigned other CPU memory to the parameter."""
         param = self._params[name]
         return name in self._addresses and param.numel() > 0 and param.data_ptr() != self._addresses[name]
 
@@ -94,13 +94,13 @@ class TorchWeightStream:
         now = (tuple(real_tensor(param.detach()).shape), real_tensor(param.detach()).dtype, param.device.type)
         if now != (tuple(view.shape), view.dtype, self._kinds[name]):
             raise ConfigurationError(
-                f"parameter {name!r} is {tuple(param.shape)} {param.dtype} on {param.device} by now, and was "
-                f"{tuple(view.shape)} {view.dtype} on {self._kinds[name]} when HostOptimizer was made; change "
-                "and move the model before, and make the HostOptimizer last"
+                f"parameter {name!r} is {tuple(param.shape)} {param.dtype} on {param.device}, but was "
+                f"{tuple(view.shape)} {view.dtype} on {self._kinds[name]} when HostOptimizer was created; change "
+                "and move the model before you create the HostOptimizer"
             )
 
     def watch(self, model: Any) -> None:
-        """Make each module of `model` wait for its own parameters before it runs."""
+        """Make each module of `model` wait for new values of its own parameters before it runs."""
         for module in model.modules():
             own = [self._names[id(param)] for param in module.parameters(recurse=False) if id(param) in self._names]
             if own:
@@ -109,7 +109,7 @@ class TorchWeightStream:
                 self._hooks.append(module.register_forward_pre_hook(hook, prepend=True))
 
     def expect(self) -> None:
-        """Expect new weights, through the host."""
+        """Expect new weights of all parameters from the host, not from a `TorchNodeSum`."""
         self._expected.update(self._params)
         self._by_node.clear()
 
@@ -121,18 +121,18 @@ class TorchWeightStream:
             self._by_node.update(name for name in on_device if node_sum.carries(name))
 
     def to_host(self) -> None:
-        """Copy values that only the device has to the host."""
+        """Copy to the host the weights whose newest values are only on the device."""
         self.wait_updated()
         for name in self._by_node:
             self._views[name].copy_(real_tensor(self._params[name].detach()))
 
     def wait_updated(self) -> None:
-        """Return when every parameter has the host's values."""
+        """Wait until every parameter has the values in the host optimizer's flat arrays."""
         self._wait_for(tuple(self._params))
         self._host.wait_for()
 
     def close(self) -> None:
-        """Release the parameters, which retain their values in separate memory."""
+        """Release the parameters. Their values are then in memory that only they use."""
         for hook in self._hooks:
             hook.remove()
         self._unpin()
@@ -173,8 +173,8 @@ def _weight_arenas(host: HostOptimizer) -> list[Array]:
 
 
 def _pinned_arena(arena: Array) -> int:
-    """Page-lock `arena`, so that copies to the device do not wait; return its address. Returns 0 if the driver refuses:
-    then copies wait."""
+    """Page-lock the host array `arena` for asynchronous copies to a device; return its address, or 0 if the driver
+    refuses."""
     address = arena.ctypes.data
     refused = int(torch.cuda.cudart().cudaHostRegister(address, arena.nbytes, 0))
     return 0 if refused else address

@@ -14,10 +14,9 @@ from ringtrain_torch.device_groups import TorchDeviceGroups
 
 RUN_IN = {
     "framework": "ringtrain.torch",
-    "ranks": [2, 3],
+    "ranks": [3],
     "env": {"RINGTRAIN_TRANSPORT": "torch"},
     "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
-    "one_in": 3,
 }
 
 

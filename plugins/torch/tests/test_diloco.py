@@ -14,7 +14,7 @@ import ringtrain.torch as hvd
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, Nesterov
 
-RUN_IN = {"framework": "ringtrain.torch", "ranks": [1, 2, 3], "one_in": 2}
+RUN_IN = {"framework": "ringtrain.torch", "ranks": [1, 3]}
 
 hvd.init()
 torch.set_num_threads(1)
@@ -166,7 +166,7 @@ def test_a_step_on_gradients_of_one_rank_of_a_site_is_refused() -> None:
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     optimizer = hvd.DiLoCo(model, inner=inner, outer=SGD(lr=1), sites=[list(range(SIZE))], sync_every=1)
     (model.w * (RANK + 1.0)).sum().backward()
-    with pytest.raises(ConfigurationError, match=r"call synchronize\(\) before it"):
+    with pytest.raises(ConfigurationError, match=r"call synchronize\(\) before the step"):
         optimizer.count_step()
     optimizer.synchronize()
     inner.step()
@@ -254,7 +254,7 @@ def test_what_it_can_not_train_is_refused_in_words() -> None:
     backward(model, 0, 0)
     with pytest.raises(ConfigurationError, match=r'"frozen.weight" required no gradient when DiLoCo was created'):
         optimizer.step()
-    with pytest.raises(ConfigurationError, match="a parameter group was added"):
+    with pytest.raises(ConfigurationError, match="does not support add_param_group"):
         optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     with pytest.raises(ConfigurationError, match="without 'ringtrain'"):
         optimizer.load_state_dict(inner.state_dict())

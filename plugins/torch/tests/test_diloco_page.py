@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from frameworks.harness import ENV
 from support.commands import completed
 from support.deadlines import patient
@@ -22,7 +21,6 @@ assert loss < 1, loss  # without training it is about 8
 """
 
 
-@pytest.mark.sampled(one_in=2)
 def test_the_program_of_the_page(tmp_path: Path) -> None:
     """Two ranks learn, end with the same weights, and rank 0 has saved them."""
     program, *_ = re.findall(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)

@@ -9,7 +9,7 @@ from frameworks.scenarios import forked_slots, newcomer_that_calls
 
 from ringtrain_torch.elastic.state import OptimizerStateHandler
 
-RUN_IN = {"framework": "ringtrain.torch", "one_in": 2}
+RUN_IN = {"framework": "ringtrain.torch"}
 
 
 def _a_replaced_rank_leaves_no_trace(kind: str) -> None:

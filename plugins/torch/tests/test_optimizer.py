@@ -31,12 +31,20 @@ from ringtrain.errors import MismatchError
 from ringtrain.optim import SGD
 from ringtrain.step_time import measured
 
-RUN_IN = {
-    "framework": "ringtrain.torch",
-    "ranks": [1, 2, 3, 4],
-    "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
-    "one_in": 2,
-}
+RUN_IN = [
+    {"framework": "ringtrain.torch", "ranks": [1, 3], "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]}},
+    {
+        "framework": "ringtrain.torch",
+        "ranks": [2],
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "tests": [
+            "test_closed_host_optimizers_give_everything_back",
+            "test_hooks_of_a_step",
+            "test_a_group_of_parameters_that_is_added_later",
+            "test_adasum_optimizer",
+        ],
+    },
+]
 
 
 def in_buckets(net, **options):
@@ -377,10 +385,10 @@ def test_gradients_that_have_left_for_the_host():
     for step, (x, y) in enumerate(batches(RANK, 3)):
         nn.functional.mse_loss(net(x), y).backward()
         for use in uses:
-            with pytest.raises(ValueError, match=r"'0\.weight' was read .* leave update_during_backward out"):
+            with pytest.raises(ValueError, match=r"'0\.weight' was read .* remove update_during_backward"):
                 use()
         if step:
-            with pytest.raises(ValueError, match="more backward passes than a step had so far"):
+            with pytest.raises(ValueError, match="more backward passes than in earlier steps"):
                 nn.functional.mse_loss(net(x), y).backward()
         optimizer.step()
         assert all(param.grad is None for param in net.parameters())
@@ -433,7 +441,7 @@ def test_micro_steps_that_are_left_over_are_flushed():
         for x, y in joined[part]:
             (nn.functional.mse_loss(alone(x), y) / len(joined[part])).backward()
         reference.step()
-    with pytest.raises(ValueError, match=r"call it after flush\(\)"):
+    with pytest.raises(ValueError, match=r"call state_dict\(\) after flush\(\)"):
         optimizer.state_dict()
     assert optimizer.flush()
     assert not optimizer.flush()

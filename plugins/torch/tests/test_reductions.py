@@ -25,19 +25,27 @@ from torch_values import (
 import ringtrain.torch as hvd
 
 RUN_IN = [
+    {"framework": "ringtrain.torch", "ranks": [1, 3], "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]}},
     {
         "framework": "ringtrain.torch",
-        "ranks": [1, 2, 3, 4],
+        "ranks": [2],
         "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
-        "one_in": 2,
+        "tests": ["test_adasum"],
     },
     {
         "framework": "ringtrain.torch",
         "name": "over-torch",
-        "ranks": [2, 3],
+        "ranks": [3],
         "env": {"RINGTRAIN_TRANSPORT": "torch"},
         "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
-        "one_in": 3,
+    },
+    {
+        "framework": "ringtrain.torch",
+        "name": "over-torch",
+        "ranks": [2],
+        "env": {"RINGTRAIN_TRANSPORT": "torch"},
+        "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]},
+        "tests": ["test_adasum"],
     },
 ]
 

@@ -12,17 +12,16 @@ from torch_oracle import Run
 RUN_IN = [
     {
         "framework": "ringtrain.torch",
-        "ranks": [1, 2, 3],
+        "ranks": [1, 3],
         "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["auto", "grpc"]},
+        "pairs": True,
         "judge": "torch_oracle.run",
-        "one_in": 4,
     },
     {
         "framework": "ringtrain.torch",
         "ranks": [2],
         "each": {"RINGTRAIN_TEST_OPTIMIZER": ["distributed", "host"], "RINGTRAIN_TRANSPORT": ["torch"]},
         "judge": "torch_oracle.run",
-        "one_in": 4,
     },
 ]
 

@@ -18,12 +18,7 @@ from transformers_model import ALONE, losses, model, trainer_of
 import ringtrain.torch as hvd
 from ringtrain.transformers import Trainer
 
-RUN_IN = {
-    "framework": "ringtrain.transformers",
-    "ranks": [1, 2, 3],
-    "needs": ["transformers", "accelerate"],
-    "one_in": 3,
-}
+RUN_IN = {"framework": "ringtrain.transformers", "ranks": [1, 3], "needs": ["transformers", "accelerate"]}
 
 RANKS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

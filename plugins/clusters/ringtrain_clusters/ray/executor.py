@@ -1,4 +1,4 @@
-"""`RayExecutor`: Horovod's interface to `run`."""
+"""`RayExecutor`: Horovod's class of this name, implemented with `ringtrain.ray.run`."""
 
 from __future__ import annotations
 
@@ -18,25 +18,26 @@ _ELASTIC: Final = ("min_workers", "max_workers", "reset_limit", "cooldown_range"
 
 @dataclass(frozen=True)
 class RaySettings:
-    """Settings of RayExecutor. `timeout_s`: seconds for the rendezvous of ranks; `placement_group_timeout_s`:
-    seconds for the placement of ranks."""
+    """Settings of RayExecutor. `timeout_s`: seconds for the rendezvous of ranks; `placement_group_timeout_s`: seconds
+    until Ray must have placed all ranks."""
 
     timeout_s: float = 30
     placement_group_timeout_s: float = 100
 
 
 class RayExecutor:
-    """Horovod's RayExecutor on top of `ringtrain.ray.run`: each `run` starts new ranks.
+    """Horovod's RayExecutor, implemented with `ringtrain.ray.run`: each call of `run` starts new ranks.
 
-    `num_workers`, or `num_hosts` nodes with `num_workers_per_host` ranks on each. `use_gpu`: one GPU per rank, or
-    `gpus_per_worker`. Horovod's arguments for elastic worlds are refused: use `ringtrain run` or a job instead.
+    Pass `num_workers`, the number of ranks, or `num_hosts`, a number of nodes with `num_workers_per_host` ranks on
+    each. `use_gpu`: whether each rank gets `gpus_per_worker` GPUs (default: one). Horovod's arguments for elastic
+    worlds are refused: use `ringtrain run` or a job instead.
     """
 
     @classmethod
     def create_settings(
         cls, timeout_s: float = 30, *_: Any, placement_group_timeout_s: float = 100, **without_effect: Any
     ) -> RaySettings:
-        """Return the executor's first argument. Keys for ssh and interfaces have no effect."""
+        """Return settings for RayExecutor. Horovod's keywords for ssh and network interfaces have no effect."""
         for name in without_effect:
             log.warning("%s has no effect: Ray starts the ranks", name)
         return RaySettings(timeout_s, placement_group_timeout_s)
@@ -57,11 +58,11 @@ class RayExecutor:
             if unknown := [name for name in given if name not in (*_ELASTIC, "elastic_timeout")]:
                 raise TypeError(f"RayExecutor has no argument {unknown[0]}")
             raise ConfigurationError(
-                f"RayExecutor: {given[0]} asks for a world that changes, which there is not in Ray; use "
+                f"RayExecutor: {given[0]} needs elastic training, which is not available on Ray; use "
                 "ringtrain run with --min-np and --max-np, or a job with spec.elastic"
             )
         if (num_workers is None) == (num_hosts is None):
-            raise ConfigurationError("RayExecutor: give num_workers, or num_hosts with num_workers_per_host")
+            raise ConfigurationError("RayExecutor: pass either num_workers, or num_hosts with num_workers_per_host")
         self._settings = settings or RaySettings()
         self._per_node = None if num_hosts is None else num_workers_per_host
         self._size = num_workers if num_hosts is None else num_hosts * num_workers_per_host
@@ -77,12 +78,12 @@ class RayExecutor:
         executable_kwargs: Mapping[str, Any] | None = None,
         extra_env_vars: Mapping[str, str] | None = None,
     ) -> None:
-        """Store `extra_env_vars` for ranks. Raises ConfigurationError for `executable_cls`, whose object would have to
-        survive in the ranks."""
+        """Store `extra_env_vars` for the ranks. Raises ConfigurationError if `executable_cls` is set: each `run` starts
+        new ranks, so its object would not survive."""
         if executable_cls is not None:
             raise ConfigurationError(
-                "RayExecutor: executable_cls would live in ranks between calls, and each run starts them anew; "
-                "make the object in the function that run gets"
+                "RayExecutor: executable_cls is not supported because each run starts new ranks; create the "
+                "object in the function that you pass to run"
             )
         self._env = extra_env_vars
 
@@ -93,9 +94,9 @@ class RayExecutor:
         kwargs: Mapping[str, Any] | None = None,
         callbacks: Sequence[Any] | None = None,
     ) -> list[Any]:
-        """Return the results of `fn(*args, **kwargs)` on all ranks, by rank. Raises the errors of `ray.run`."""
+        """Run `fn(*args, **kwargs)` on all ranks; return the results in rank order. Raises the errors of `ray.run`."""
         if callbacks:
-            raise ConfigurationError("RayExecutor: callbacks are not called here; report with ringtrain.report")
+            raise ConfigurationError("RayExecutor: callbacks are not supported; call ringtrain.report in the ranks")
         current = get_current_placement_group() if self._uses_current else None
         return run(
             fn,

@@ -1,4 +1,4 @@
-"""`run`: a function as ranks in the actors of a Ray placement group, with a launcher in the driver's node."""
+"""`run(fn)`: run a function as ranks in the actors of a Ray placement group. The launcher runs on the driver's node."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def run(
     executable: str | None = None,
     log_dir: str | os.PathLike[str] = "runs",
 ) -> list[Any]:
-    """Run `fn(*args, **kwargs)` as `num_workers` ranks; return the results by rank.
+    """Run `fn(*args, **kwargs)` as `num_workers` ranks; return the results in rank order.
 
     Every rank is a child process of its own actor. All actors belong to one placement group, so either all of them are
     placed or none. Ranks on one node are consecutive and see the devices of all of them; a rank uses the device with
@@ -81,7 +81,7 @@ def run(
             group = placement
             if (bundles := len(group.bundle_specs)) != num_workers:
                 raise ConfigurationError(
-                    f"run: the placement group has {bundles} bundles for {num_workers} ranks; give as many"
+                    f"run: the placement group has {bundles} bundles; expected {num_workers}, one per rank"
                 )
         else:
             bundle = {name: amount * per_bundle for name, amount in resources.items()}
@@ -103,32 +103,33 @@ def _checked_ray_placement(
     for name, count in (("num_workers", num_workers), ("workers_per_node", 1 if per_node is None else per_node)):
         check_task_count("run", name, count)
     if per_node and num_workers % per_node:
-        raise ConfigurationError(
-            f"run: num_workers is {num_workers}, which is no multiple of workers_per_node, {per_node}"
-        )
+        raise ConfigurationError(f"run: num_workers={num_workers}; expected a multiple of workers_per_node={per_node}")
     if per_node and placement != "PACK":
-        raise ConfigurationError("run: workers_per_node and placement both say where ranks are; leave one out")
+        raise ConfigurationError("run: workers_per_node and placement are both set; omit one of them")
     if not isinstance(placement, PlacementGroup) and placement not in PLACEMENTS:
         expected = f"{', '.join(PLACEMENTS)}, or a placement group of Ray"
         raise ConfigurationError(f"run: placement is {placement!r}; expected {expected}")
     for name, amount in (resources or {}).items():
         if isinstance(amount, bool) or not isinstance(amount, int | float) or not 0 <= amount < math.inf:
-            raise ConfigurationError(f"run: resources_per_worker has {name}: {amount!r}; expected a number from 0")
+            raise ConfigurationError(f"run: resources_per_worker has {name}: {amount!r}; expected a number >= 0")
     return {name: amount for name, amount in {"CPU": 1, **(resources or {})}.items() if amount}
 
 
 def _await_places(group: PlacementGroup, size: int, resources: Mapping[str, float], limit_s: float) -> None:
-    """Raise ConfigurationError unless the group is placed in time."""
+    """Wait until Ray has placed the group. Raises ConfigurationError after `limit_s`."""
     end = time.monotonic() + limit_s
     if group.wait(min(_PATIENCE_S, limit_s)):
         return
     log.warning(
-        "%d workers of %s wait for places; Ray's nodes have %s in all", size, dict(resources), _whole_ray_actors()
+        "waiting for Ray to place %d workers with %s each; Ray's nodes have %s in total",
+        size,
+        dict(resources),
+        _whole_ray_actors(),
     )
     if not group.wait(max(0.0, end - time.monotonic())):
         raise ConfigurationError(
-            f"run: {size} workers of {dict(resources)} got no places within {limit_s:g} s; Ray's nodes have "
-            f"{_whole_ray_actors()} in all. Ask for fewer, or for a larger cluster"
+            f"run: Ray did not place {size} workers with {dict(resources)} each within {limit_s:g} s; Ray's nodes "
+            f"have {_whole_ray_actors()} in total. Request fewer workers, or enlarge the cluster"
         )
 
 
@@ -137,7 +138,7 @@ def _whole_ray_actors() -> dict[str, float]:
 
 
 class ActorDied(RingtrainError):
-    """An actor ended with its process. `partition`: number of the actor in the run."""
+    """A Ray actor failed, or its process died. `partition`: index of the actor in the run."""
 
     def __init__(self, partition: int, error: BaseException) -> None:
         super().__init__(str(error))
@@ -151,19 +152,19 @@ class RankActor:
         self._run, self._task = run, describe_task(run.launcher, partition)
 
     def describe(self) -> tuple[Task, str]:
-        """Return this task, and the devices that Ray has assigned to it."""
+        """Return this actor as a Task, and the GPUs that Ray has assigned to it (CUDA_VISIBLE_DEVICES)."""
         return self._task, os.environ.get(_DEVICES, "")
 
     def work(self, place: RankPlace, devices: str) -> tuple[int, bytes | None]:
-        """Return the rank and its pickled result, None for a failed rank. `devices`: devices of all ranks on this
-        node."""
+        """Run the actor's rank; return its number and its pickled result (None if it failed). `devices`: GPUs of all
+        ranks on this node, for CUDA_VISIBLE_DEVICES."""
         env = {_DEVICES: devices, **self._run.env} if devices else self._run.env
         return place.rank, run_agent(replace(self._run, env=env), self._task, place)
 
 
 @dataclass
 class _RankActors:
-    """`size` actors in bundles of `group`, `per_bundle` in each."""
+    """The `size` Ray actors of a run, `per_bundle` of them in each bundle of the placement group `group`."""
 
     group: PlacementGroup
     size: int
@@ -199,7 +200,7 @@ class _RankActors:
 
 
 def _each_ray_future(futures: list[Any]) -> list[Any]:
-    """Return the results by partition. Raises ActorDied as soon as any actor has none."""
+    """Wait for one future per actor; return their results in order. Raises ActorDied as soon as one actor fails."""
     results: dict[int, Any] = {}
     left = {future: partition for partition, future in enumerate(futures)}
     while left:
@@ -213,6 +214,6 @@ def _each_ray_future(futures: list[Any]) -> list[Any]:
 
 
 def _ray_devices_of(task: Task, described: Sequence[tuple[Task, str]], found: Mapping[int, RankPlace]) -> str:
-    """Return the devices of all ranks on the task's host, by local rank; empty if a rank has none."""
+    """Return the GPUs of all ranks on the task's host, by local rank; empty if one of these ranks has no GPU."""
     here = [(found[other.partition].local_rank, given) for other, given in described if other.host == task.host]
     return ",".join(given for _, given in sorted(here)) if all(given for _, given in here) else ""

@@ -1,4 +1,4 @@
-"""`run_elastic`: a function as ranks in Spark's tasks, which continues if ranks are lost and lets new ones join."""
+"""`run_elastic(fn)`: run elastic ranks in Spark tasks. Training continues after lost ranks; new ranks may join."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def run_elastic(
     *,
     log_dir: str | os.PathLike[str] = "runs",
 ) -> list[Any]:
-    """Run `fn(*args, **kwargs)` as elastic ranks; return the results of the last world's ranks, by rank.
+    """Run `fn(*args, **kwargs)` as elastic ranks; return the results of the last generation in rank order.
 
     `fn` trains with `ringtrain.elastic` (`hvd.elastic.run`). Every rank is a child process of one of `max_num_proc`
     tasks of Spark, which runs as many of them as it has slots for. If an executor or a task is lost, the other ranks
@@ -87,8 +87,8 @@ def run_elastic(
 
 
 def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int, bytes]]]:
-    """Return the function that each task of an elastic run executes. It yields (rank, size of the last world, pickled
-    result), or nothing if there is no result."""
+    """Return the function that each task of an elastic run executes. It yields (rank, world size, pickled result), or
+    nothing if the task has no result."""
 
     def task(_: Iterable[Any]) -> Iterator[tuple[int, int, bytes]]:
         from pyspark import TaskContext
@@ -103,7 +103,7 @@ def _rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, int,
 
 
 class _ElasticSparkStage(SparkStage):
-    """Stage whose tasks may be lost and restarted."""
+    """Spark stage of an elastic run: its tasks may be lost, and Spark restarts them."""
 
     def run(self, task_run: TaskRun) -> Results:
         found = self.begin(f"up to {self.size} ranks").mapPartitions(_rank_of(task_run)).collect()
@@ -111,7 +111,8 @@ class _ElasticSparkStage(SparkStage):
         ranks = sorted(rank for rank, _, _ in found)
         if len(sizes) != 1 or ranks != list(range(*sizes)):
             raise RingtrainError(
-                f"ranks {ranks} of worlds of {sorted(sizes)} ranks have results; expected every rank of one world"
+                f"ranks {ranks} of worlds of {sorted(sizes)} ranks have returned results; expected a "
+                "result of every rank of one world"
             )
         return [(rank, result) for rank, _, result in found]
 
@@ -124,7 +125,10 @@ def _renamed_spark_argument(name: str, former: int | None, value: int | None) ->
 
 
 def _spark_world_numbers(begin: Any, least: Any, most: Any) -> tuple[int, int, int]:
-    """Return the least, the first and the highest number of ranks. Raises ConfigurationError."""
+    """Return the minimum, initial and maximum number of ranks: `least`, `begin` and `most`. None stands for `begin`.
+
+    Raises ConfigurationError if a number is invalid.
+    """
     low, high = begin if least is None else least, begin if most is None else most
     for name, value in (("num_proc", begin), ("min_num_proc", low), ("max_num_proc", high)):
         check_task_count("run_elastic", name, value)

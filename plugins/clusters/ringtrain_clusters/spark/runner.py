@@ -1,4 +1,4 @@
-"""`run`: a function as ranks in the tasks of a Spark barrier stage, with a launcher on the driver's machine."""
+"""`run(fn)`: run a function as ranks in the tasks of a Spark barrier stage. The launcher runs on the driver."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ _POLL_S: Final = 0.1
 _NO_EFFECT: Final = {
     "use_mpi": "ranks exchange over Ringtrain's own connections",
     "use_gloo": "ranks exchange over Ringtrain's own connections",
-    "extra_mpi_args": "there is no mpirun",
-    "nics": "a rank's address is its task's on the way to the driver",
+    "extra_mpi_args": "ranks are not started by mpirun",
+    "nics": "a rank uses the interface on which its task reaches the driver",
     "prefix_output_with_timestamp": "lines begin with their rank",
 }
 _FAILED_TASK: Final = re.compile(r"barrier task ResultTask\(\d+, (\d+)\)|Task (\d+) in stage")
@@ -59,7 +59,7 @@ def run(
     *,
     log_dir: str | os.PathLike[str] = "runs",
 ) -> list[Any]:
-    """Run `fn(*args, **kwargs)` as `num_proc` ranks; return the results by rank.
+    """Run `fn(*args, **kwargs)` as `num_proc` ranks; return the results in rank order.
 
     Every rank is a child process of one task of a Spark barrier stage, so either all of them run at once or none.
 
@@ -91,7 +91,8 @@ def run(
 
 
 def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> None:
-    """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark itself would wait for more slots.
+    """Raise ConfigurationError unless the cluster can run `size` tasks at once; Spark itself would wait for more
+    executor cores.
 
     `limit_s`: seconds to wait for the first executor of a cluster that is still starting; `patience_s`: seconds to wait
     for each further executor.
@@ -106,15 +107,15 @@ def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> N
             found, end = slots, min(end, now + patience_s)
         if now >= end:
             raise ConfigurationError(
-                f"run: num_proc is {size}, and {context.master} has {slots} slots: all ranks run at once, each in "
-                f"a separate task. Request {f'{slots} ranks, or ' if slots else ''}more executors or cores "
+                f"run: num_proc is {size}, but {context.master} has only {slots} task slots, and all ranks must "
+                f"run at once. Request {f'{slots} ranks, or ' if slots else ''}more executors or cores "
                 f"(spark.task.cpus is {context.getConf().get('spark.task.cpus', '1')})"
             )
         time.sleep(_POLL_S)
 
 
 def active_context() -> Any:
-    """Return the context of the active session. Raises ConfigurationError without one."""
+    """Return the SparkContext of the active Spark session. Raises ConfigurationError if no session is active."""
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
 
@@ -122,7 +123,7 @@ def active_context() -> Any:
         return SparkSession.active().sparkContext
     except PySparkRuntimeError as error:
         raise ConfigurationError(
-            "run: there is no Spark session; make one first: SparkSession.builder.getOrCreate()"
+            "run: no Spark session is active; create one first: SparkSession.builder.getOrCreate()"
         ) from error
 
 
@@ -134,20 +135,20 @@ def warn_no_effect(**arguments: Any) -> None:
 
 
 def spark_of(context: Any) -> TaskScheduler:
-    """Return Spark as a scheduler, with the driver's address for tasks."""
+    """Return a TaskScheduler for Spark, with the address at which tasks reach the driver."""
     return TaskScheduler("Spark", str(context.getConf().get("spark.driver.host", "127.0.0.1")), PICKLER)
 
 
 @dataclass(frozen=True)
 class SparkStage:
-    """A stage of `size` tasks, as a group of Spark's jobs."""
+    """Base class of Spark stages with `size` tasks. `group`: name of Spark's job group, used to cancel the stage."""
 
     context: Any
     size: int
     group: str = field(default_factory=lambda: f"ringtrain-{uuid.uuid4()}")
 
     def begin(self, said: str) -> Any:
-        """Create the tasks' data set. `said`: description of the stage for Spark's UI."""
+        """Set Spark's job group, and return an RDD with one partition per task. `said`: description for Spark's UI."""
         self.context.setJobGroup(self.group, f"{said} of Ringtrain", interruptOnCancel=True)
         return self.context.parallelize(range(self.size), self.size)
 
@@ -157,7 +158,7 @@ class SparkStage:
 
 
 def _spark_rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int, bytes | None]]]:
-    """Return the function that each task executes. It yields (rank, pickled result), None for a failed rank."""
+    """Return the function that each barrier task executes. It yields (rank, pickled result or None if failed)."""
 
     def task(_: Iterable[Any]) -> Iterator[tuple[int, bytes | None]]:
         from pyspark import BarrierTaskContext

@@ -1,1 +1,1 @@
-"""Ranks in tasks that another system schedules, such as Spark: agents, places, results. Internal to this plugin."""
+"""Code shared by Spark and Ray: start the launcher, an agent with its rank in each task, and collect the results."""

@@ -1,4 +1,4 @@
-"""Code that runs in a task: describe the task, and run an agent with its rank."""
+"""Code that runs in a Spark task or a Ray actor: describe the task, and run an agent that starts the rank."""
 
 import json
 import os
@@ -22,13 +22,15 @@ _AGAIN_S: Final = 1.0
 
 
 def describe_task(run_launcher: str, partition: int) -> Task:
-    """Return this process as the task `partition` of a run whose launcher is at `run_launcher`. Raises OSError."""
+    """Return partition, host and IP address of this task. `run_launcher`: the launcher's address. Raises OSError if
+    its name is unknown."""
     return Task(partition, _task_host(), own_address(run_launcher))
 
 
 def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
-    """Run the rank under an agent, which sends its output; return the rank's pickled result, or None if the rank has no
-    result.
+    """Run the rank with the numbers `place` under an agent, which sends log lines to the launcher.
+
+    Return the rank's pickled result; None if the rank has no result.
 
     No started process outlives this call or this process.
     """
@@ -37,8 +39,7 @@ def run_agent(run: TaskRun, task: Task, place: RankPlace) -> bytes | None:
 
 
 def run_elastic_agent(run: TaskRun, task: Task) -> tuple[int, int, bytes] | None:
-    """Run elastic ranks one after the other in the slot with the task's number, until one has a result or the run has
-    ended.
+    """Run an agent with an elastic rank, and restart it until a rank has a result or the launcher has ended.
 
     Return the rank number that the last process had, the size of its world, and its pickled result; None if there is no
     result.
@@ -78,7 +79,7 @@ def _run_task_in(folder: Path, run: TaskRun, task: Task, place: RankPlace | None
 
 
 def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: Path) -> dict[str, str]:
-    """Return the variables of an agent: it is one of as many workers as there are ranks, with one slot."""
+    """Return the environment of a task's agent. The agent acts as a worker with one rank."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("RINGTRAIN_")}
     return {
         **inherited,
@@ -103,9 +104,9 @@ def _task_variables(run: TaskRun, task: Task, place: RankPlace | None, folder: P
 
 
 def _task_host() -> str:
-    """Return an identifier of the memory that this process can share with others.
+    """Return an identifier of this host and its memory: host name, boot ID and Linux namespaces.
 
-    Processes with the same identifier share memory. Containers on one machine have different identifiers, even if
+    Processes with equal identifiers can share memory. Containers on one machine have different identifiers, even if
     they share memory.
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -1,4 +1,4 @@
-"""Driver of a run in tasks that another system schedules: starts the launcher and returns results by rank."""
+"""The driver's part of a run on Spark or Ray: start the launcher, run the tasks, return results in rank order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ Results = list[tuple[int, bytes | None]]
 
 @dataclass(frozen=True)
 class TaskScheduler:
-    """The system that schedules the tasks, such as Spark. `host`: the driver's address for tasks. `pickler`: module
+    """System that schedules the tasks: Spark or Ray. `host`: address at which tasks reach the driver. `pickler`: module
     that pickles functions."""
 
     name: str
@@ -56,8 +56,8 @@ class TaskScheduler:
 
 @dataclass(frozen=True)
 class TaskRunOutput:
-    """Streams for ranks' lines, and the verbosity of Ringtrain's log. A stream that is None stands for this
-    process's stream."""
+    """Streams for the ranks' output and the verbosity of Ringtrain's log. None as a stream: this process's stdout or
+    stderr."""
 
     stdout: TextIO | None
     stderr: TextIO | None
@@ -66,14 +66,14 @@ class TaskRunOutput:
 
     @property
     def level(self) -> str:
-        """Lowest level of messages of launcher and agents that are shown."""
+        """Log level of launcher and agents."""
         return "info" if self.verbose >= 2 else "warning"
 
 
 @dataclass(frozen=True)
 class TaskRunOptions:
-    """One run as its driver starts it. `start_timeout`: None for the default. `bounds`: limits of an elastic world, in
-    which `size` is the maximum and the task `n` has the slot `n`."""
+    """Options of one run. `start_timeout`: seconds; None stands for 600. `bounds`: limits of an elastic world, whose
+    maximum is `size`; None if the world is fixed."""
 
     scheduler: TaskScheduler
     size: int
@@ -85,13 +85,13 @@ class TaskRunOptions:
 
     @property
     def start_timeout_s(self) -> float:
-        """Seconds for the rendezvous of ranks."""
+        """Seconds that all ranks have for their rendezvous."""
         return _START_TIMEOUT_S if self.start_timeout is None else float(self.start_timeout)
 
 
 @dataclass(frozen=True)
 class ScheduledTasks:
-    """Operations of a scheduler for a run.
+    """Functions with which a scheduler (Spark or Ray) runs the tasks of one run.
 
     `run`: starts the tasks and returns (rank, pickled result) of each, None for a failed rank. `cancel`: ends them.
     `partition_of`: returns the partition of the task whose death an error of `run` reports, or None. `said`: returns
@@ -105,7 +105,7 @@ class ScheduledTasks:
 
 
 def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any] | None) -> bytes:
-    """Pickle a function and its arguments for ranks. Raises ConfigurationError with the error of `pickler`."""
+    """Return a function and its arguments for ranks as pickled bytes. Raises ConfigurationError if `pickler` fails."""
     try:
         return bytes(import_module(pickler).dumps((fn, tuple(args), dict(kwargs or {}))))
     except Exception as error:
@@ -115,8 +115,8 @@ def pickled_by(pickler: str, fn: Any, args: Sequence[Any], kwargs: Mapping[str, 
 
 
 def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) -> list[Any]:
-    """Run the function in tasks; return the results by rank. `work`: result of `pickled_by`. Raises RankFailed for the
-    rank that failed first."""
+    """Run the pickled function `work` (see `pickled_by`) in tasks; return the results in rank order. Raises RankFailed
+    for the rank that failed first."""
     scheduler = options.scheduler
     name = f"{scheduler.name.lower()}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{next(_runs)}"
     with ExitStack() as stack:
@@ -142,7 +142,7 @@ def run_in_tasks(options: TaskRunOptions, work: bytes, tasks: ScheduledTasks) ->
 
 @dataclass(frozen=True)
 class _TaskRunLauncher:
-    """The launcher of a run, a child process of the driver: assembles the ranks and stores their logs."""
+    """Launcher process of a run, a child of the driver. It waits for all agents and stores the logs of ranks."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -174,11 +174,11 @@ class _TaskRunLauncher:
         return _TaskRunLauncher(process, port, status_port, own, files, run.scheduler.name)
 
     def rank_of(self, partition: int) -> int | None:
-        """Return the rank of a task's agent from the launcher's status; None before it has registered."""
+        """Return the rank of task `partition` from the launcher's status; None before its agent has registered."""
         return next((index for index, pod in self._pods().items() if pod == f"task-{partition}"), None)
 
     def await_listening(self, limit_s: float) -> None:
-        """Wait until the launcher listens. A task that cannot connect to it would conclude that the run has ended."""
+        """Wait until the launcher listens. A task that cannot connect assumes that the run has ended."""
         end = time.monotonic() + limit_s
         while self.process.poll() is None and time.monotonic() < end:
             with suppress(OSError):
@@ -187,15 +187,14 @@ class _TaskRunLauncher:
             time.sleep(_POLL_S)
 
     def stop(self) -> None:
-        """Make the launcher stop the ranks, like Ctrl-C in `ringtrain run`."""
+        """Send SIGINT to the launcher, which then stops the ranks, and wait for its end."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 self.process.wait(_END_S)
 
     def grow(self, asked: int) -> int:
-        """Request ranks in all tasks up to the last running one, if these are more than `asked`; return their
-        number."""
+        """Raise the launcher's number of workers from `asked` to cover all running tasks; return the new number."""
         running = [index for index, pod in self._pods().items() if pod == f"task-{index}"]
         wanted = max([asked, *(index + 1 for index in running)])
         if wanted == asked:
@@ -245,7 +244,7 @@ def _copy_task_logs(source: Any, target: TextIO) -> None:
 
 @dataclass
 class _RunningScheduledTasks:
-    """The running tasks, for which a thread of the driver waits."""
+    """Running tasks, and the driver's thread that waits for their results."""
 
     tasks: ScheduledTasks
     thread: threading.Thread | None = None
@@ -286,7 +285,7 @@ class _RunningScheduledTasks:
 
 
 def _task_results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, options: TaskRunOptions) -> list[Any]:
-    """Wait for the launcher's verdict, or for the scheduler's report of a dead task."""
+    """Wait until the launcher has ended; return the results in rank order. Raises if a rank or a task failed."""
     asked, look_at = options.bounds.begin if options.bounds else options.size, 0.0
     while launcher.process.poll() is None:
         if options.size > asked and time.monotonic() >= look_at:
@@ -302,16 +301,14 @@ def _task_results(launcher: _TaskRunLauncher, running: _RunningScheduledTasks, o
     if running.is_running() or running.error is not None:
         why = f"within {_DELIVERY_S:g} s" if running.error is None else f"({running.tasks.said(running.error)})"
         raise RingtrainError(
-            f"run: all ranks have succeeded, and {launcher.scheduler} did not deliver what they returned {why}; "
+            f"run: all ranks have succeeded, but {launcher.scheduler} did not deliver their results {why}; "
             f"logs: {launcher.files.directory}"
         ) from running.error
     found = dict(running.results)
     size = len(found) if options.bounds else options.size
     missing = [rank for rank in range(size) if found.get(rank) is None]
     if missing:
-        raise RankFailed(
-            missing[0], f"run: rank {missing[0]} has ended and left no result; logs: {launcher.files.directory}"
-        )
+        raise RankFailed(missing[0], f"run: rank {missing[0]} ended without a result; logs: {launcher.files.directory}")
     return [pickle.loads(found[rank] or b"") for rank in range(size)]
 
 
@@ -320,7 +317,7 @@ def _error_of_dead_task(launcher: _TaskRunLauncher, tasks: ScheduledTasks, error
     rank = None if partition is None else launcher.rank_of(partition)
     launcher.process.send_signal(signal.SIGTERM)
     if rank is None:
-        return RingtrainError(f"run: {launcher.scheduler}'s tasks of the ranks failed: {text}")
+        return RingtrainError(f"run: {launcher.scheduler} tasks failed: {text}")
     who = f"the {launcher.scheduler} task of rank {rank} (partition {partition})"
     return RankFailed(rank, f"run: {who} died; logs: {launcher.files.directory}\n\n{text}")
 

@@ -1,4 +1,4 @@
-"""Values that driver and tasks of a run share, and the places of ranks."""
+"""Description of a run that the driver sends to its tasks, and the assignment of ranks to tasks."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -12,9 +12,9 @@ from ringtrain.shared.place import RankPlace
 
 @dataclass(frozen=True)
 class TaskRun:
-    """One run. `scheduler`: system that schedules the tasks, such as Spark. `secrets`: files with which an agent
-    authenticates itself, by name. `work`: function and arguments, pickled by the module `pickler`. `env`: variables of
-    ranks in addition to their task's. `on_loss`: policy of an elastic run, in which `size` is the maximum; empty for a
+    """Description of a run for its tasks. `scheduler`: Spark or Ray. `secrets`: content by file name, with which an
+    agent authenticates. `work`: function and arguments, pickled by the module `pickler`. `env`: variables of ranks in
+    addition to their task's. `on_loss`: policy after a loss in an elastic run, whose maximum is `size`; empty for a
     fixed world."""
 
     scheduler: str
@@ -32,16 +32,16 @@ class TaskRun:
 
 
 def check_task_count(where: str, name: str, value: Any) -> None:
-    """Raise ConfigurationError unless `value` is a number of ranks. `where`, `name`: function and argument for the
-    message."""
+    """Raise ConfigurationError unless `value` is an integer of at least 1. `where`, `name`: function and argument that
+    the message names."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{where}: {name} is {value!r}; expected a number of ranks of at least 1")
 
 
 @dataclass(frozen=True)
 class TaskWorldBounds:
-    """Limits of an elastic run's world: least, first and highest number of ranks. `timeout_s`: seconds to wait for lost
-    ranks. `resets`: limit on new generations; None stands for 99."""
+    """Limits of an elastic world: minimum, initial and maximum number of ranks. `timeout_s`: seconds to wait for lost
+    ranks. `resets`: maximum number of new generations; None stands for 99."""
 
     least: int
     begin: int
@@ -51,11 +51,11 @@ class TaskWorldBounds:
 
     @property
     def on_loss(self) -> str:
-        """Policy after a loss: continue at once with fewer ranks if the limits permit, else wait."""
+        """Policy after a lost rank: Shrink (continue with fewer) if the limits permit, otherwise Replace (wait)."""
         return "Shrink" if self.least < self.begin else "Replace"
 
     def variables(self) -> dict[str, str]:
-        """Return the launcher's variables."""
+        """Return these limits as environment variables of the launcher."""
         values = {
             contract.ENV_ELASTIC: self.on_loss,
             contract.ENV_ELASTIC_MIN_RANKS: self.least,
@@ -70,7 +70,7 @@ class TaskWorldBounds:
 
 @dataclass(frozen=True)
 class Task:
-    """A task as it describes itself. `host`: equal for tasks that share memory and devices."""
+    """Identity of a task. `host`: equal for tasks that share memory and devices. `address`: IP address of the task."""
 
     partition: int
     host: str
@@ -78,13 +78,13 @@ class Task:
 
 
 def task_place_variables(place: RankPlace) -> dict[str, str]:
-    """Return the variables that differ from those of a pod with one rank, which the task's agent assumes."""
+    """Return the rank variables for `place`. They override the agent's, which assumes one rank per host."""
     own = {"LOCAL_RANK": place.local_rank, "LOCAL_WORLD_SIZE": place.local_size, "GROUP_RANK": place.cross_rank}
     return {**place.variables(), **{name: str(value) for name, value in own.items()}}
 
 
 def task_places(tasks: Sequence[Task]) -> dict[int, RankPlace]:
-    """Return the place of each task, by partition: ranks of one host are consecutive, and partition 0 has rank 0."""
+    """Return each task's rank numbers, by partition. Ranks on one host are consecutive; partition 0 has rank 0."""
     hosts: dict[str, list[int]] = {}
     for task in sorted(tasks, key=lambda task: task.partition):
         hosts.setdefault(task.host, []).append(task.partition)

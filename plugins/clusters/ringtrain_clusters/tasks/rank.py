@@ -1,4 +1,4 @@
-"""A rank in a task: `python -m ringtrain_clusters.tasks.rank FOLDER PICKLER` runs the function stored in FOLDER."""
+"""Rank in a task: `python -m ringtrain_clusters.tasks.rank FOLDER PICKLER` runs the function stored in FOLDER."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from ringtrain_clusters.tasks.agent import PLACE, RANK, RESULT, WORK
 
 
 def main(folder: Path, pickler: str) -> None:
-    """Run the function and store its result. An exception of the function ends this process."""
+    """Run the function stored in `folder`, and store its pickled result there. Raises the function's errors."""
     os.environ.update(json.loads((folder / PLACE).read_text()))
     function, args, kwargs = pickle.loads((folder / WORK).read_bytes())
     result = import_module(pickler).dumps(function(*args, **kwargs))

@@ -1,1 +1,1 @@
-"""TensorFlow's data service, with Horovod's names: `compute_service` and `compute_worker`."""
+"""TensorFlow's data service (tf.data on other processes), with Horovod's names for modules and functions."""

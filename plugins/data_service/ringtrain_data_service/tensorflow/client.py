@@ -1,4 +1,4 @@
-"""Client of a compute job's directory for dispatchers, workers and training, with the names of Horovod's client."""
+"""Client with which dispatchers, workers and training find each other, with the names of Horovod's client."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _AGAIN_S: Final = 0.2
 
 
 class OtherKey(ConfigurationError):
-    """The answering compute job does not have the key of the config."""
+    """Error: the compute job that answers has another key than the config."""
 
 
 @dataclass(frozen=True)
 class DispatcherState:
-    """State of a dispatcher. `address`: address of the dispatcher, or None before it has started. `workers`: indices
-    of the ready workers. `wanted`: number of workers that the dispatcher needs.
+    """State of a dispatcher. `address`: None before it has started. `workers`: indices of the workers that are ready.
+    `wanted`: number of workers that it needs.
 
     `over`: whether training has ended, so that the compute job ends too.
     """
@@ -45,7 +45,7 @@ class DispatcherState:
 
 @dataclass(frozen=True)
 class TfDataDirectoryClient:
-    """Client of the directory at any of `addresses` (by interface, as in the config), authenticated by `key`.
+    """Client of the directory of dispatchers and workers. It tries all `addresses`, by interface, and proves its `key`.
 
     `timeout_s`: seconds without a connection to the directory after which DataError is raised.
     """
@@ -55,7 +55,7 @@ class TfDataDirectoryClient:
     timeout_s: float = 60.0
 
     def register_dispatcher(self, dispatcher_id: int, dispatcher_address: str) -> None:
-        """Register the address of the dispatcher, which replaces an earlier one."""
+        """Register the address of a dispatcher; it replaces an earlier address."""
         self._request(what="dispatcher", dispatcher=dispatcher_id, address=dispatcher_address)
 
     def register_worker_for_dispatcher(self, dispatcher_id: int, worker_id: int) -> None:
@@ -68,7 +68,7 @@ class TfDataDirectoryClient:
         return str(state.address)
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
-        """Return when all workers of the dispatcher are ready. Raises DataError after `timeout` seconds."""
+        """Wait until all workers of the dispatcher are ready. Raises DataError after `timeout` seconds."""
         self._await(dispatcher_id, timeout, "does not have all its workers", lambda s: len(s.workers) >= s.wanted)
 
     def shutdown(self) -> None:
@@ -76,10 +76,10 @@ class TfDataDirectoryClient:
         try:
             self._request(what="shutdown", within_s=min(CALL_S, self.timeout_s))
         except DataError as error:
-            log.info("the compute job gets no message to end: %s", error)
+            log.info("could not send `shutdown` to the compute job: %s", error)
 
     def wait_for_shutdown(self) -> None:
-        """Return when training has called `shutdown`. Raises DataError if the directory has ended."""
+        """Wait until training calls `shutdown`. Raises DataError if the directory no longer answers."""
         while not self.state().over:
             time.sleep(_AGAIN_S)
 
@@ -97,12 +97,12 @@ class TfDataDirectoryClient:
             if is_there(state):
                 return state
             if state.over:
-                raise DataError(f"dispatcher {dispatcher} {missing}, and the compute job ends as requested")
+                raise DataError(f"dispatcher {dispatcher} {missing}; training has ended the compute job by `shutdown`")
             if time.monotonic() >= end:
                 ready = ", ".join(map(str, state.workers)) or "none"
                 raise DataError(
                     f"dispatcher {dispatcher} {missing} after {timeout_s:g} s (compute_worker's --timeout); "
-                    f"of its {state.wanted} workers these are ready: {ready}. See its output"
+                    f"of its {state.wanted} workers these are ready: {ready}. See compute_worker's output"
                 )
             time.sleep(_AGAIN_S)
 
@@ -124,13 +124,15 @@ class TfDataDirectoryClient:
             if time.monotonic() >= end:
                 where = ", ".join(f"{host}:{port}" for known in self.addresses.values() for host, port in known)
                 raise DataError(
-                    f"no compute job answers at {where} within {limit_s:g} s: it has ended, or can't be "
-                    f"reached from here; start compute_worker again, and give training the file that it writes"
+                    f"no compute job answers at {where} within {limit_s:g} s: the job has ended, or this process can't "
+                    "reach it; start compute_worker again, and pass the file that it writes to training"
                 )
             time.sleep(_AGAIN_S)
 
     def _request_at(self, address: tuple[str, int], request: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Return the answer, or None. Raises ConfigurationError for a wrong key or an invalid request."""
+        """Return the answer to `request`; None if the connection fails or the reply is malformed. Raises
+        ConfigurationError if the compute job refuses the request, and OtherKey if the key of the compute job is not
+        that of this client."""
         nonce = secrets.token_hex(16)
         try:
             with socket.create_connection(address, timeout=CALL_S) as sock:
@@ -145,8 +147,8 @@ class TfDataDirectoryClient:
             tf_data_proof_of(self.key, ANSWER, theirs, nonce, answer), str(said.get("proof"))
         ):
             raise OtherKey(
-                f"the compute job at {address[0]}:{address[1]} has another key than this config: take the file "
-                f"that this compute job wrote, or the key file that it names"
+                f"the compute job at {address[0]}:{address[1]} has another key than this config: use the "
+                f"config file that this compute job wrote, or the key file that its --key-file names"
             )
         if "error" in answer:
             raise ConfigurationError(str(answer["error"]))

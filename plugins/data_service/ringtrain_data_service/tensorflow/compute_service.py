@@ -1,4 +1,4 @@
-"""TensorFlow's data service for a training script, with Horovod's names.
+"""Functions with which a training script uses TensorFlow's data service, with Horovod's names.
 
 Importing this module adds the method `send_to_data_service` to `tf.data.Dataset`, like Horovod's module.
 `JobDataService` represents the data workers of this process's own job, of kind `tensorflow`, with the interface of a
@@ -47,7 +47,7 @@ _shared: Counter[str] = Counter()  # datasets of this process, by the life of th
 def tf_data_service(
     compute_config: TfDataServiceConfig | JobDataService, rank: int, size: int | None = None
 ) -> Iterator[str]:
-    """Yield the address of this rank's dispatcher, `grpc://host:port`, once it has all its workers.
+    """Wait until this rank's dispatcher has all its workers, then yield its address, `grpc://host:port`.
 
     If a compute job does not answer for the config's `timeout`, the dataset ends with a TensorFlow InternalError that
     says so. With `dispatcher_side="training"` the dispatcher runs here until the context is left: on rank 0, or on
@@ -75,8 +75,8 @@ def tf_data_service(
 
 
 def _relayed_dispatcher(address: str, client: TfDataDirectoryClient) -> str:
-    """Return the local address of a relay to the dispatcher `address`, which reports a lost compute job to
-    TensorFlow."""
+    """Return the address of a relay in this process to the dispatcher at `address`. If the compute job is lost, the
+    relay reports that to TensorFlow."""
     relay = _relays.get(address)
     if relay is None or relay.is_lost:
         where = ", ".join(f"{host}:{port}" for known in client.addresses.values() for host, port in known)
@@ -90,7 +90,7 @@ def _relayed_dispatcher(address: str, client: TfDataDirectoryClient) -> str:
 
 @contextmanager
 def _own_dispatcher(timeout_s: int) -> Iterator[str]:
-    """Run a dispatcher in this process, on any free port. TensorFlow stops it when it is no longer referenced."""
+    """Run a dispatcher in this process while the context is open, on any free port; yield its address."""
     dispatcher = start_tf_data_server(TfDataServer("dispatcher", "", 0, timeout_s))
     port = int(dispatcher.target.rpartition(":")[2])
     try:
@@ -109,20 +109,21 @@ def send_to_data_service(
     round_robin: bool = False,
     job_name: str | None = None,
 ) -> Any:
-    """Return `dataset` as the data service's workers compute it; operations on the result run in this process.
+    """Return a dataset of the elements of `dataset`, computed by the service. Later operations run in this process.
 
-    `reuse_dataset`: ranks share one iteration, instead of an iteration each; each element goes to the first rank that
-    requests it. `round_robin`: the shared elements go to ranks in turn, those of a step from one worker; the dataset
-    must be infinite. `job_name`: name of the shared iteration; by default the n-th such call in this world has the same
-    name on every rank.
+    `reuse_dataset`: whether ranks share one iteration, instead of an iteration each; each element then goes to the
+    first rank that requests it. `round_robin`: whether ranks get the shared elements in turn; in each round all ranks
+    get elements from the same worker, and the dataset must be infinite. `job_name`: name of the shared iteration; by
+    default the n-th such call in this world has the same name on every rank.
 
     Raises ConfigurationError for arguments that contradict each other, and the errors of `tf_data_service`.
     """
     if compute_config.dispatcher_side == "training":
         raise ConfigurationError(
-            "the dispatchers run on training's side and end with their block: write `with tf_data_service(config, "
-            "rank) as address:` around the training, and dataset.apply(tf.data.experimental.service.distribute("
-            "processing_mode=…, service=address)) in it"
+            "send_to_data_service does not support dispatcher_side='training'. Train inside "
+            "`with tf_data_service(config, rank) as address:`, and use "
+            "dataset.apply(tf.data.experimental.service.distribute(processing_mode=…, "
+            "service=address)) inside this block"
         )
     if round_robin:
         _check_round_robin(dataset, compute_config, size, reuse_dataset)
@@ -146,27 +147,26 @@ def _check_round_robin(
     dataset: Any, config: TfDataServiceConfig | JobDataService, size: int | None, reuse: bool
 ) -> None:
     if not reuse:
-        raise ConfigurationError(
-            "round_robin=True makes ranks share an iteration, and reuse_dataset=False prevents it: pass both or neither"
-        )
+        raise ConfigurationError("round_robin=True needs reuse_dataset=True, but reuse_dataset is False")
     if size is None:
-        raise ConfigurationError("round_robin=True needs size, the number of ranks that take turns")
+        raise ConfigurationError("round_robin=True needs size=, the number of ranks")
     if config.dispatchers > 1:
         raise ConfigurationError(
-            f"round_robin=True needs one dispatcher for all ranks, and the data service has {config.dispatchers}"
+            "round_robin=True needs one dispatcher for all ranks, but the data service has "
+            f"{config.dispatchers} dispatchers"
         )
     if (count := int(dataset.cardinality())) >= 0:
         raise ConfigurationError(
-            f"round_robin=True with a dataset that ends after {count} elements, where ranks would wait for each "
-            f"other; add .repeat()"
+            f"round_robin=True needs an infinite dataset, but the dataset has {count} elements; add .repeat()"
         )
 
 
 def _tf_data_shared_name() -> str:
-    """Return a name that is equal on all ranks and differs for each dataset and each life of the ranks.
+    """Return a name for the next dataset, equal on all ranks and not used before, not even before a restart.
 
-    A second dataset with the same name would get the first one's elements, and none in a training that restarted. The
-    number is counted per life: a rank that joins a world has not made the others' earlier datasets.
+    A second dataset with the same name would get elements of the first dataset, and no elements after a restart of the
+    training. The name contains attempt and generation, and the count begins again in each generation, because a rank
+    that joins a world has not made the others' earlier datasets.
     """
     env = os.environ
     life = f"{env.get(contract.ENV_ATTEMPT, '1')}.{env.get(contract.ENV_FORMATION, '0')}"
@@ -177,7 +177,8 @@ def _tf_data_shared_name() -> str:
 def compute_worker_fn(
     compute_config: TfDataServiceConfig, servers: TfDataServerProcesses | None = None, host: str | None = None
 ) -> None:
-    """Run one worker of the compute job until its end, and the dispatcher of its group on the group's first rank.
+    """Run one worker of the compute job until the job ends, and on the first rank of each group also the group's
+    dispatcher.
 
     Every rank of the compute job calls this; it returns when training calls `shutdown`. `servers`: servers to use, by
     default new servers. `host`: address for training. A server that dies is restarted at the same address. Raises
@@ -200,7 +201,8 @@ def compute_worker_fn(
 def _serve_tf_data(
     servers: TfDataServerProcesses, client: TfDataDirectoryClient, number: int, host: str, timeout_s: int
 ) -> None:
-    """Run a worker of dispatcher `number` until the compute job is over; follow the dispatcher to a new address."""
+    """Run a worker of dispatcher `number` until the compute job is over, and restart it if the dispatcher's address
+    changes."""
     served = None
     client.wait_for_dispatcher_registration(number, timeout_s)
     while True:
@@ -218,10 +220,10 @@ def _serve_tf_data(
 
 
 def _tf_data_service_host() -> str:
-    """Return the address at which training, which may run on another host, reaches servers of this process.
+    """Return this process's address for clients on other hosts.
 
-    This is the pod's address, or otherwise the one that other ranks use; if that is loopback, it is this host's
-    address.
+    This is the pod's address if it is known, otherwise the address that other ranks use. If these are loopback
+    addresses, it is an address of this host's network.
     """
     hosts = [os.environ.get(contract.ENV_POD_IP, "")]
     if is_initialized():
@@ -238,7 +240,7 @@ _AGAIN_S: Final = 0.2
 
 @dataclass(frozen=True)
 class JobDataService:
-    """Replacement for a TfDataServiceConfig: `dataset.send_to_data_service(JobDataService(), rank, size)`.
+    """Data service of this job's data workers: `dataset.send_to_data_service(JobDataService(), rank, size)`.
 
     `dispatchers`: number of dispatchers in spec.dataWorkers, 1 or the number of ranks. `timeout`: seconds to wait for
     the dispatchers.
@@ -249,7 +251,7 @@ class JobDataService:
     dispatcher_side: str = "compute"
 
     def compute_client(self, verbose: int = 1) -> TfDataJobClient:
-        """Return a client for the job's dispatchers. Raises ConfigurationError in a job without data workers."""
+        """Return a client that finds the job's dispatchers. Raises ConfigurationError in a job without data workers."""
         return TfDataJobClient(DataStreamSettings.from_env(os.environ).members_file, self.dispatchers)
 
     def check_training(self, rank: int, size: int | None) -> None:
@@ -259,7 +261,7 @@ class JobDataService:
 
 @dataclass(frozen=True)
 class TfDataJobClient:
-    """Reader of the agent's file of data workers."""
+    """Client that finds dispatchers in `file`, the agent's list of data workers."""
 
     file: Path
     dispatchers: int
@@ -269,13 +271,13 @@ class TfDataJobClient:
         found = self._await(lambda known: len(known) >= self.dispatchers, timeout)
         if len(found) != self.dispatchers:
             raise ConfigurationError(
-                f"the job has {len(found)} dispatchers, and JobDataService got {self.dispatchers}; give it "
-                f"the number of spec.dataWorkers.dispatchers"
+                f"the job has {len(found)} dispatchers, but JobDataService has "
+                f"dispatchers={self.dispatchers}; pass the value of spec.dataWorkers.dispatchers"
             )
         return f"grpc://{found[dispatcher_id]}"
 
     def wait_for_dispatcher_worker_registration(self, dispatcher_id: int, timeout: float) -> None:
-        """Do nothing: TensorFlow's clients read from workers as they register."""
+        """Do nothing, because TensorFlow's clients accept workers that register later."""
 
     def _await(self, are_there: Callable[[list[str]], bool], timeout_s: float) -> list[str]:
         end = time.monotonic() + timeout_s

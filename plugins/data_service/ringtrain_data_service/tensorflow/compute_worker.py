@@ -1,4 +1,4 @@
-"""A compute job: `ringtrain run -np 4 python -m ringtrain.tensorflow.data.compute_worker CONFIG`."""
+"""Program of a compute job: `ringtrain run -np 4 python -m ringtrain.tensorflow.data.compute_worker CONFIG`."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
         command(options=options, **given)
 
     one_or_each = "One, or one for each training rank."
-    times = "Seconds that dispatchers and workers get to start and find each other."
-    key = "Keep the key in this file, which is made unless it exists, and only its name in CONFIGFILE."
+    times = "Limit in seconds for dispatchers and workers to connect."
+    key = "Write only this file's name to CONFIGFILE, and read (or create) the key in it."
     file = click.Path(dir_okay=False, path_type=Path)
     for option in (
         click.argument("configfile", type=file),
@@ -58,7 +58,7 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
             type=click.Choice(SIDES),
             default="compute",
             show_default=True,
-            help="Which job the dispatchers run in.",
+            help="Job in which the dispatchers run.",
         ),
         click.option("--timeout", type=click.IntRange(1), default=60, show_default=True, help=times),
         click.option("--key-file", type=file, help=key),
@@ -69,7 +69,7 @@ def compute_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @compute_options
-@click.option("--host", help="Address by which training reaches this process [default: this host's].")
+@click.option("--host", help="Address by which training reaches this process [default: the address of this host].")
 def main(options: TfDataComputeOptions, host: str | None) -> None:
     """Serve TensorFlow datasets to the training job that reads CONFIGFILE, until that job ends the service.
 
@@ -88,13 +88,14 @@ def main(options: TfDataComputeOptions, host: str | None) -> None:
 
 
 def _leave_tf_data_on_signal(number: int, _: Any) -> None:
-    """Exit like after an error, which removes CONFIGFILE: a training that found it would wait forever."""
+    """Exit by an exception, so that CONFIGFILE is removed; training that found it would wait forever."""
     raise SystemExit(128 + number)
 
 
 @contextmanager
 def _tf_data_service_config(options: TfDataComputeOptions) -> Iterator[dict[str, Any]]:
-    """Yield the config on rank 0, and an empty dict on others. Raises ConfigurationError."""
+    """Run the directory and yield its config on rank 0; yield {} on other ranks. Raises ConfigurationError for invalid
+    options."""
     check_tf_data_ranks(options, size())
     if rank() != 0:
         yield {}
@@ -104,19 +105,19 @@ def _tf_data_service_config(options: TfDataComputeOptions) -> Iterator[dict[str,
 
 
 def check_tf_data_ranks(options: TfDataComputeOptions, ranks: int) -> None:
-    """Raise ConfigurationError unless all dispatchers get the same number of ranks."""
+    """Raise ConfigurationError unless `ranks` is a multiple of the number of dispatchers."""
     each, left_over = divmod(ranks, options.dispatchers)
     if left_over:
         raise ConfigurationError(
-            f"{ranks} ranks can't be shared out among {options.dispatchers} dispatchers; start a multiple "
-            f"(-np {(each + 1) * options.dispatchers}), or another number of --dispatchers"
+            f"{ranks} ranks can't be divided equally among {options.dispatchers} dispatchers; start a multiple of the "
+            f"dispatchers as ranks (-np {(each + 1) * options.dispatchers}), or change --dispatchers"
         )
 
 
 @contextmanager
 def tf_data_directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dict[str, Any]]:
-    """Run the directory of a compute job; write its config to the file and yield it as plain data. Raises
-    ConfigurationError."""
+    """Run the directory (list of servers) while the context is open. Write the config file and yield its content.
+    Raises ConfigurationError for invalid options."""
     check_tf_data_ranks(options, ranks)
     _check_unused(options.configfile)
     key = secrets.token_bytes(_KEY_BYTES) if options.key_file is None else _tf_data_key_in(options.key_file)
@@ -139,13 +140,13 @@ def tf_data_directory(options: TfDataComputeOptions, ranks: int) -> Iterator[dic
 
 
 def _check_unused(configfile: Path) -> None:
-    """Raise ConfigurationError if the compute job that has written the file is alive."""
+    """Raise ConfigurationError if `configfile` belongs to a compute job that still answers."""
     try:
         client = TfDataServiceConfig.read(configfile).compute_client()
         client.state(within_s=_PROBE_S)
     except (DataError, ConfigurationError):
         return
-    raise ConfigurationError(f"{configfile} belongs to a compute job that runs; give this one a path of its own")
+    raise ConfigurationError(f"{configfile} belongs to a running compute job; pass another path for this compute job")
 
 
 def _tf_data_key_in(path: Path) -> bytes:
@@ -154,7 +155,7 @@ def _tf_data_key_in(path: Path) -> bytes:
     except FileExistsError:
         return read_tf_data_key(path)
     except OSError as error:
-        raise ConfigurationError(f"the key file {path} can't be made: {error.strerror}") from error
+        raise ConfigurationError(f"the key file {path} can't be created: {error.strerror}") from error
     with os.fdopen(handle, "w") as file:
         file.write(secrets.token_hex(_KEY_BYTES))
     return read_tf_data_key(path)

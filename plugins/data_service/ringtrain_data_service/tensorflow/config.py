@@ -1,4 +1,4 @@
-"""Config file through which training finds a compute job: written by its rank 0, read by every rank of training."""
+"""Config file of a compute job: written by its rank 0, and read by all training ranks to find the dispatchers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 @dataclass(frozen=True)
 class TfDataServiceConfig:
-    """Description of a compute job: number of `dispatchers`, their workers, their side, and addresses.
+    """Settings and addresses of a compute job, as its config file contains them.
 
     `dispatcher_side`: `compute` or `training`. `addresses`: (host, port) of the compute job's rank 0 by interface.
     `key`: shared secret with which both jobs authenticate. `key_file`: file with the key, if it is not in the config
@@ -53,10 +53,10 @@ class TfDataServiceConfig:
                 f"dispatcher_side is {quoted(self.dispatcher_side)}; expected one of {', '.join(SIDES)}"
             )
         if not isinstance(self.key, bytes) or not self.key:
-            raise ConfigurationError("key is not bytes, or empty; expected the key of the compute job")
+            raise ConfigurationError("key is empty or not bytes; expected the compute job's key")
 
     def compute_client(self, verbose: int = 1) -> TfDataDirectoryClient:
-        """Return a client of the compute job's rank 0, which can also end the job:
+        """Return a client of the compute job's directory on its rank 0. It can also end the job:
         `config.compute_client().shutdown()`.
 
         `verbose` has no effect.
@@ -69,7 +69,7 @@ class TfDataServiceConfig:
         check_tf_data_training(self.dispatchers, rank, size)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the config as plain data, with the key in hexadecimal digits, or the name of its file."""
+        """Return the config as a dict for JSON, with the key as hexadecimal digits or the name of the key file."""
         plain = {
             "dispatchers": self.dispatchers,
             "workers_per_dispatcher": self.workers_per_dispatcher,
@@ -117,12 +117,12 @@ class TfDataServiceConfig:
             os.replace(part, path)
         except OSError as error:
             raise ConfigurationError(
-                f"the config can't be written to {path}: {error.strerror}; give a path that compute job and "
-                f"training both reach, in a directory that exists"
+                f"the config can't be written to {path}: {error.strerror}; choose a path that both "
+                "the compute job and training can reach, in an existing directory"
             ) from error
 
     def remove(self, filename: str | Path) -> None:
-        """Remove the file if it still contains this config."""
+        """Remove `filename`, unless another compute job has overwritten it."""
         with suppress(OSError, ConfigurationError):
             if TfDataServiceConfig._load(Path(filename)) == self:
                 os.unlink(filename)
@@ -131,17 +131,17 @@ class TfDataServiceConfig:
     def read(
         filename: str | Path, wait_for_file_creation: bool = False, timeout_s: float = 600.0
     ) -> TfDataServiceConfig:
-        """Read the config in `filename`.
+        """Read and check the config in `filename`.
 
-        `wait_for_file_creation`: wait up to `timeout_s` for a file whose compute job answers; the file of an earlier
-        compute job is ignored. Raises DataError if none appears, and ConfigurationError for an invalid file.
+        `wait_for_file_creation`: whether to wait up to `timeout_s` for a file whose compute job answers; the file of an
+        earlier compute job is ignored. Raises DataError if none appears, and ConfigurationError for an invalid file.
         """
         path = Path(filename)
         if not wait_for_file_creation:
             if not path.exists():
                 raise DataError(
-                    f"there is no config file {path}: start compute_worker with this path first, or read it with "
-                    f"wait_for_file_creation=True"
+                    f"there is no config file {path}: start compute_worker with this path first, or pass "
+                    "wait_for_file_creation=True"
                 )
             return TfDataServiceConfig._load(path)
         end = time.monotonic() + timeout_s
@@ -179,22 +179,21 @@ class TfDataServiceConfig:
 
 
 def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> None:
-    """Raise ConfigurationError unless training of `size` ranks can use this number of dispatchers. `size` is None if
-    it is unknown."""
+    """Raise ConfigurationError unless `dispatchers` is 1 or the number of training ranks, and `rank` is valid. `size`:
+    number of ranks, None if unknown."""
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
-        raise ConfigurationError(f"rank is {quoted(rank)}; expected one of {size} ranks of training")
+        raise ConfigurationError(f"rank is {quoted(rank)}; expected a training rank, from 0 to size - 1")
     if dispatchers > 1 and (rank >= dispatchers or size not in (None, dispatchers)):
         ranks = f"{rank + 1} ranks or more" if size is None else f"{size} ranks"
         raise ConfigurationError(
-            f"the data service has {dispatchers} dispatchers, and training has {ranks}: each rank has a "
-            f"separate dispatcher, or all share one. Start compute_worker with --dispatchers "
-            f"{rank + 1 if size is None else size} or without --dispatchers, or training with "
-            f"{dispatchers} ranks"
+            f"the data service has {dispatchers} dispatchers, but training has {ranks}; each rank needs a separate "
+            "dispatcher, or all ranks share one dispatcher. Start compute_worker with --dispatchers "
+            f"{rank + 1 if size is None else size} or without --dispatchers, or training with {dispatchers} ranks"
         )
 
 
 def read_tf_data_key(path: Path) -> bytes:
-    """Return the key in `path`. Raises ConfigurationError."""
+    """Return the key in the file `path`. Raises ConfigurationError if the file is empty or cannot be read."""
     try:
         key = path.read_bytes().strip()
     except OSError as error:
@@ -208,7 +207,7 @@ def _hex_tf_data_key(key: Any) -> bytes:
     try:
         return binascii.unhexlify(key)
     except (TypeError, ValueError) as error:
-        raise ConfigurationError("key is not a number of hexadecimal digits") from error
+        raise ConfigurationError("the key in the config is invalid; expected hexadecimal digits") from error
 
 
 def _warn_of_other_tf_data(path: Path) -> None:
@@ -216,8 +215,8 @@ def _warn_of_other_tf_data(path: Path) -> None:
         mode = path.stat().st_mode
         if mode & _OTHERS:
             log.warning(
-                "%s contains the data service's key and other users can access it (mode %o) and end the "
-                "compute job. chmod 600 it, or store the key elsewhere with compute_worker's --key-file",
+                "%s contains the data service's key, but other users can access the file (mode %o) and then end the "
+                "compute job. Run chmod 600 on the file, or store the key elsewhere with compute_worker's --key-file",
                 path,
                 stat.S_IMODE(mode),
             )

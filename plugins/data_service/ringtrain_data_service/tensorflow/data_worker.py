@@ -1,4 +1,4 @@
-"""A data worker of kind `tensorflow`: a worker of tf.data's service in a data pod, optionally with a dispatcher."""
+"""Data worker that runs a worker of TensorFlow's data service, and on some pods also a dispatcher."""
 
 import json
 import logging
@@ -25,12 +25,13 @@ _PORTS: Final = contract.PORT_DATA_TF_WORKER_BASE - contract.PORT_DATA_DISPATCHE
 
 
 def main(environment: Mapping[str, str]) -> int:
-    """Run the data worker that the variables describe; return the exit code. Raises ConfigurationError."""
+    """Run a data worker with the settings in `environment`; return the exit code. Raises ConfigurationError if a
+    setting is invalid."""
     return run_tensorflow_data_worker(DataWorkerConfig.from_env(environment))
 
 
 def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
-    """Serve until SIGTERM or SIGINT; return the exit code.
+    """Run TensorFlow's servers until SIGTERM or SIGINT; return the exit code.
 
     The first `config.dispatchers` data workers run a dispatcher each, and data worker i belongs to dispatcher i modulo
     their number, at the address that the launcher reports. Raises ConfigurationError without a launcher, and DataError
@@ -38,8 +39,8 @@ def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
     """
     if not config.launcher_address:
         raise ConfigurationError(
-            f"{contract.ENV_DATA_KIND}=tensorflow without {contract.ENV_LAUNCHER_ADDRESS}: data workers of this "
-            f"kind find each other by the job's launcher; ringtrain.tensorflow.data.compute_worker needs none"
+            f"{contract.ENV_LAUNCHER_ADDRESS} is not set, but data workers with {contract.ENV_DATA_KIND}=tensorflow "
+            "find each other by the job's launcher; without a launcher, use ringtrain.tensorflow.data.compute_worker"
         )
     asked = threading.Event()
     with ExitStack() as stack:
@@ -51,8 +52,8 @@ def run_tensorflow_data_worker(config: DataWorkerConfig) -> int:
 
 
 class _TfDataWorker:
-    """Data worker of kind `tensorflow`. `_dispatchers`: addresses reported by the launcher, empty until all have
-    registered."""
+    """Servers of one data worker of kind `tensorflow`. `_dispatchers`: all dispatchers' addresses from the launcher;
+    empty until every dispatcher has registered."""
 
     def __init__(self, config: DataWorkerConfig, servers: TfDataServerProcesses) -> None:
         self._config = config
@@ -75,7 +76,7 @@ class _TfDataWorker:
             if self._dispatchers and (wanted := self._dispatchers[config.index % config.dispatchers]) != served:
                 served = wanted
                 address = self._servers.worker(self._host, served, self._port)
-                log.info("data worker %d listens at %s, of the dispatcher at %s", config.index, address, served)
+                log.info("data worker %d listens at %s for the dispatcher at %s", config.index, address, served)
             for event in self._servers.check():
                 log.warning("%s", event)
 
@@ -85,12 +86,12 @@ class _TfDataWorker:
         return DataMember(config.uid, config.index, self._instance, config.pod, address, config.kind, 1, self._own)
 
     def _learn(self, members: str) -> None:
-        """Store the launcher's list of dispatchers. Called on the announcer's thread."""
+        """Store the dispatchers' addresses from `members`, the launcher's answer. Called on the heartbeat thread."""
         if members:
             found = tuple(map(str, json.loads(members)["dispatchers"]))
             if len(found) == self._config.dispatchers:  # a dispatcher that is being replaced is missing for a while
                 self._dispatchers = found
 
     def _fixed(self, base: int) -> int:
-        """Return the port that a pod opens; 0 for data workers on one machine, which use any free port."""
+        """Return the port for this worker, from `base` upwards, or 0 (any) if data workers share a machine."""
         return base + self._config.index % _PORTS if self._config.port else 0

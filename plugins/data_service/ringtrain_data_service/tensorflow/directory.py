@@ -1,4 +1,4 @@
-"""Directory of a compute job's dispatchers and workers: rank 0 stores it, all other ranks query and update it.
+"""Directory of a compute job: a server on rank 0 that stores which dispatchers and workers are ready, and where.
 
 Caller and directory prove to each other that they have the compute job's key, by HMAC over both sides' nonces and the
 message: the key itself is never sent, and a recorded message cannot be replayed. Messages are lines of JSON, sent in
@@ -29,7 +29,7 @@ ANSWER: Final = b"answer"
 
 
 class TfDataDirectory:
-    """Server of the directory, which listens on a port of all interfaces. Call `close` at the end.
+    """TCP server of the directory, on one port of all network interfaces. Call `close` at the end.
 
     Each dispatcher has its own workers; `dispatchers` and `workers_per_dispatcher` are their numbers.
     """
@@ -47,7 +47,7 @@ class TfDataDirectory:
         self._thread.start()
 
     def addresses(self) -> dict[str, list[tuple[str, int]]]:
-        """Return the directory's addresses: by interface, (address, port)."""
+        """Return (address, port) pairs of the directory by network interface."""
         port = self._listener.getsockname()[1]
         return {name: [(address, port)] for name, address in interface_addresses().items()}
 
@@ -120,7 +120,10 @@ class TfDataDirectory:
 
 
 def tf_data_proof_of(key: bytes, role: bytes, nonce: str, theirs: str, said: Mapping[str, Any]) -> str:
-    """Return the proof of `key` for the message `said`, in the conversation with both nonces."""
+    """Return an HMAC of the message `said`, which proves that the sender has `key`.
+
+    `role`: whether the message is a request or an answer. `nonce`, `theirs`: random nonces of server and client.
+    """
     text = json.dumps(said, sort_keys=True)
     return authentication.proof(key, role, nonce.encode(), theirs.encode(), text.encode())
 
@@ -131,14 +134,15 @@ def send_tf_data_line(sock: socket.socket, message: Mapping[str, Any]) -> None:
 
 
 def read_tf_data_line(sock: socket.socket) -> dict[str, Any]:
-    """Receive the next message. Raises OSError, and ValueError for an invalid message."""
+    """Receive and return the next message. Raises OSError if the connection fails, and ValueError for an invalid
+    message."""
     line = bytearray()
     while not line.endswith(b"\n"):
         came = sock.recv(1 << 16)
         if not came or len(line) > MOST_LINE_BYTES:
-            raise ValueError("no message came")
+            raise ValueError("the connection ended before a whole message")
         line += came
     message = json.loads(line)
     if not isinstance(message, dict):
-        raise ValueError("not a message")
+        raise ValueError("the message is not a JSON object")
     return message

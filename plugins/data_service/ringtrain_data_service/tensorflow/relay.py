@@ -1,4 +1,4 @@
-"""Relay between TensorFlow's client and its dispatcher that reports a lost compute job.
+"""Proxy between TensorFlow's client and its dispatcher that ends the dataset if the compute job is lost.
 
 TensorFlow's client retries an unreachable dispatcher forever and logs nothing. It handles an error answer as the end of
 the dataset. Therefore each rank's client connects to a relay in its own process, which forwards all calls, watches the
@@ -35,9 +35,9 @@ _OPTIONS: Final = (
 
 @dataclass(frozen=True)
 class WatchedTfDataJob:
-    """A compute job. `asks`: returns whether the job is over, within this number of seconds; raises DataError
-    without an answer, ConfigurationError if another job answers. `name`: name of the job in messages.
-    `lost_after_s`: longest silence."""
+    """Compute job that a relay watches. `asks(seconds)`: asks the job whether it is over, and raises DataError if no
+    job answers in that time, ConfigurationError if another job answers. `name`: the job's name in messages.
+    `lost_after_s`: seconds without an answer after which the job counts as lost."""
 
     asks: Callable[[float], bool]
     name: str
@@ -45,7 +45,7 @@ class WatchedTfDataJob:
 
 
 class TfDataRelay(grpc.GenericRpcHandler):
-    """Relay that listens on loopback, at `port`, for the dispatcher `target` (`host:port`), until `close`."""
+    """Proxy on a loopback `port` for the dispatcher `target` (`host:port`) of `job`. It runs until `close`."""
 
     def __init__(self, target: str, job: WatchedTfDataJob) -> None:
         self._job = job
@@ -59,13 +59,13 @@ class TfDataRelay(grpc.GenericRpcHandler):
         self._thread.start()
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return a handler that forwards any method: request and answer are bytes."""
+        """Return a gRPC handler that forwards calls of any method to the dispatcher as bytes."""
         ask = self._channel.unary_unary(handler_call_details.method)
         return grpc.unary_unary_rpc_method_handler(lambda request, context: self._pass_on(ask, request, context))
 
     @property
     def is_lost(self) -> bool:
-        """Whether the compute job was silent for too long; the relay then forwards nothing."""
+        """Whether the compute job counts as lost. If so, the relay answers every call with an error."""
         return bool(self._lost)
 
     def close(self) -> None:
@@ -100,7 +100,7 @@ class TfDataRelay(grpc.GenericRpcHandler):
                 if silent_s >= min(_SAID_AFTER_S, self._job.lost_after_s / 2) and not said:
                     said = True
                     log.warning(
-                        "%s has not answered for %.0f s, and training waits for it, for at most %g s",
+                        "%s has not answered for %.0f s; training waits for at most %g s",
                         self._job.name, silent_s, self._job.lost_after_s,
                     )  # fmt: skip
                 continue

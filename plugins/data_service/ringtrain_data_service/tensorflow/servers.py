@@ -1,4 +1,4 @@
-"""TensorFlow's dispatcher and worker as processes that are restarted when they die.
+"""Child processes that run TensorFlow's dispatcher and worker, and are restarted when they die.
 
 Importing TensorFlow takes seconds. Therefore one process, the template, imports it and does nothing else. Every server
 is forked from it, and a server that dies is replaced within milliseconds, at the same address, which its clients and
@@ -39,8 +39,8 @@ _TEMPLATE: Final = "ringtrain_data_service.tensorflow.servers"
 
 @dataclass(frozen=True)
 class TfDataServer:
-    """Description of a server. `kind`: dispatcher or worker. `dispatcher`: `host:port` of a worker's dispatcher.
-    `work_dir`: directory of a dispatcher's journal."""
+    """Settings of one server. `kind`: `dispatcher` or `worker`. `dispatcher`: `host:port` of a worker's dispatcher.
+    `work_dir`: directory for a dispatcher's journal."""
 
     kind: str
     host: str
@@ -72,10 +72,11 @@ def start_tf_data_server(server: TfDataServer) -> Any:
 
 
 class TfDataServerProcesses:
-    """Servers of this process, each in a separate process. `close` ends them.
+    """Starter and supervisor of TensorFlow's servers. `close` ends them.
 
-    `forked`: the template is a fork of this process, which has imported TensorFlow but not used it, and has one thread.
-    Otherwise it is a new process that imports TensorFlow.
+    Each server is forked from a template process, which has imported TensorFlow. `forked`: whether the template is a
+    fork of this process; this process must then have one thread, and have imported TensorFlow but not used it.
+    Otherwise the template is a new process. `timeout_s`: seconds for a server to start.
     """
 
     def __init__(self, timeout_s: int, *, forked: bool) -> None:
@@ -90,19 +91,21 @@ class TfDataServerProcesses:
         theirs.close()
 
     def port(self, wanted: int = 0) -> int:
-        """Reserve a port for a server until it starts: `wanted`, or any free port if that is 0. Raises PortTaken."""
+        """Reserve and return a port for a server until it starts: `wanted`, or any free port if that is 0. Raises
+        PortTaken if another process uses it."""
         return self._held.take(wanted, 1)[0]
 
     def dispatcher(self, host: str, port: int | None = None) -> str:
-        """Start a dispatcher; return `host:port` when it listens. Raises DataError."""
+        """Start a dispatcher; return its `host:port` when it listens. Raises DataError after the timeout."""
         return self._start(self._new("dispatcher", host, port, work_dir=self._directory.name))
 
     def worker(self, host: str, dispatcher: str, port: int | None = None) -> str:
-        """Start a worker of the dispatcher `host:port`, which replaces this process's earlier worker."""
+        """Start a worker of `dispatcher` in place of an earlier one; return the worker's `host:port` when it
+        listens."""
         return self._start(self._new("worker", host, port, dispatcher=dispatcher))
 
     def check(self) -> list[str]:
-        """Return restarts of servers since the last call. Raises DataError if a server cannot run."""
+        """Return a log line for each server restarted since the last call. Raises DataError if one cannot run."""
         return [
             f"the data service's {m['kind']} died {m['how']} and was started again" for m in self._read_messages(0.0)
         ]
@@ -126,8 +129,7 @@ class TfDataServerProcesses:
         while server.kind not in self._ready:
             if time.monotonic() >= end:
                 raise DataError(
-                    f"the data service's {server.kind} at {server.address} has not started within "
-                    f"{self._timeout_s} s"
+                    f"the data service's {server.kind} at {server.address} has not started within {self._timeout_s} s"
                     + (f" (its dispatcher is {server.dispatcher})" if server.dispatcher else "")
                     + "; compute_worker's --timeout sets the time"
                 )
@@ -135,7 +137,10 @@ class TfDataServerProcesses:
         return server.address
 
     def _read_messages(self, within_s: float) -> list[dict[str, Any]]:
-        """Return messages of the template, except those about ready servers. Raises DataError."""
+        """Return the template process's messages about restarted servers, and record servers that are ready.
+
+        Raises DataError if that process has ended or has given up restarting a server.
+        """
         messages = []
         while select.select([self._socket], [], [], within_s)[0]:
             came = self._socket.recv(1 << 16)
@@ -180,7 +185,7 @@ def _started_tf_data_server(theirs: socket.socket) -> int:
 
 @dataclass
 class _RunningTfDataServer:
-    """A running server. `quick_ends`: number of consecutive ends soon after a start."""
+    """State of a server that the template has started. `quick_ends`: consecutive deaths soon after a start."""
 
     server: TfDataServer
     pid: int = 0
@@ -191,7 +196,7 @@ class _RunningTfDataServer:
 
 @dataclass
 class _TfDataServerTemplate:
-    """Process from which servers are forked. It ends with the other end of its socket, and the servers end with it."""
+    """Template process from which servers are forked. It ends, with the servers, when its parent closes the socket."""
 
     socket: socket.socket
     running: dict[str, _RunningTfDataServer] = field(default_factory=dict)

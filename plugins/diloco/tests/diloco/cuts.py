@@ -122,12 +122,12 @@ def history_of(seed: int) -> History:
 
 
 def why_not() -> str:
-    """Why no histories can be played here; empty when they can."""
+    """Return the reason that no histories can be played here; empty if they can."""
     return no_namespaces() or ("" if shutil.which("tc") else "lines are cut with `tc` (apt install iproute2)")
 
 
 def judge(seed: int) -> str:
-    """What is not as it must be after the history of a seed; nothing if all is."""
+    """Play the history of a seed. Return its first error and the log; empty if there is no error."""
     history = history_of(seed)
     with tempfile.TemporaryDirectory(prefix="cuts-") as folder, network(history.pods + 1) as net:
         playing = _Playing(history, net, Path(folder))

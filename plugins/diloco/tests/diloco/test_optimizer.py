@@ -67,7 +67,7 @@ def _start(rank: int) -> dict[str, Array]:
 
 
 def _change(rank: int, step: int, name: str) -> Array:
-    """What the inner optimizer of `rank` adds in its step."""
+    """Return the values that the inner optimizer of `rank` adds to the weights `name` in this step."""
     random = np.random.default_rng([step, rank, len(SHAPES[name]), ord(name)])
     return random.integers(-4, 5, SHAPES[name]).astype(np.float32)
 
@@ -146,7 +146,6 @@ def _all_trained(runs: list[Run]) -> list[list[dict[str, bytes]]]:
     return [[bits(weights) for weights in seen] for seen in trained]
 
 
-@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("size", "runs", "transport"),
     [(1, RUNS, "auto"), (2, RUNS, "auto"), (2, RUNS[::5], "grpc"), (4, RUNS[::5], "auto")],
@@ -207,24 +206,23 @@ def _disagreeing(other: dict[str, Any]) -> None:
     DiLoCo(_start(0), **(arguments | (other if rt.rank() == 1 else {})))
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("other", "words"),
     [
-        ({"sync_every": 9}, "sync_every is 9 there and 8 on rank 0"),
-        ({"fragments": 3}, "fragments is 3 there and 2 on rank 0"),
+        ({"sync_every": 9}, "sync_every is 9 on rank 1, but 8 on rank 0"),
+        ({"fragments": 3}, "fragments is 3 on rank 1, but 2 on rank 0"),
         ({"outer": Nesterov(lr=0.5)}, "outer is Nesterov(lr=0.5, momentum=0.9, nesterov=True"),
-        ({"outer": AdamW()}, "and Nesterov(lr=0.7, momentum=0.9, nesterov=True"),
-        ({"mix": 0.5}, "mix is 0.5 there and 0.25 on rank 0"),
-        ({"overlap_steps": 2}, "overlap_steps is 2 there and 1 on rank 0"),
-        ({"compression": "int8"}, "compression is 'int8' there and None on rank 0"),
+        ({"outer": AdamW()}, "but Nesterov(lr=0.7, momentum=0.9, nesterov=True"),
+        ({"mix": 0.5}, "mix is 0.5 on rank 1, but 0.25 on rank 0"),
+        ({"overlap_steps": 2}, "overlap_steps is 2 on rank 1, but 1 on rank 0"),
+        ({"compression": "int8"}, "compression is 'int8' on rank 1, but None on rank 0"),
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
 def test_arguments_that_differ_are_named_on_all_ranks(other: dict[str, Any], words: str) -> None:
     """With both values."""
     for outcome in ranks_ended(_disagreeing, 3, other):
-        assert (outcome.error or "").startswith("MismatchError: rank 1"), outcome
+        assert (outcome.error or "").startswith("MismatchError: the optimizer's"), outcome
         assert words in (outcome.error or "")
 
 
@@ -304,7 +302,7 @@ def test_what_is_no_writable_array_is_refused() -> None:
 def test_an_elastic_job_wants_an_elastic_one() -> None:
     """The error names the argument."""
     (outcome,) = ranks_ended(_in_a_formation, 1)
-    assert "ConfigurationError: DiLoCo was made in an elastic job without elastic=True" in (outcome.error or "")
+    assert "ConfigurationError: DiLoCo was created in an elastic job without elastic=True" in (outcome.error or "")
 
 
 def _in_a_formation() -> None:
@@ -342,7 +340,6 @@ def _resumed(run: Run, cut: int) -> tuple[list[dict[str, bytes]], list[dict[str,
     return went_on, began_again
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("compression", [None, "int8"])
 @pytest.mark.parametrize("cut", [6, 7, 8, 9], ids=["sent", "on-its-way", "taken", "between"])
 def test_a_training_that_begins_again_has_the_same_bits(cut: int, compression: str | None) -> None:
@@ -363,7 +360,7 @@ def test_a_state_of_another_rank_is_refused() -> None:
         return str(error.value)
 
     for rank, words in enumerate(run_threads(on_a_rank, 2)):
-        assert f"the saved state is of {{'rank': {1 - rank}, 'size': 2, 'fragments': 1}}" in words
+        assert f"the state was saved with {{'rank': {1 - rank}, 'size': 2, 'fragments': 1}}" in words
 
 
 def _momentum_steps(outer: dict[str, Array], velocity: dict[str, Array], size: int, steps: range) -> None:
@@ -465,7 +462,6 @@ def _asked_to_change(options: dict[str, Any], steps: int) -> list[float]:
     return [*outer["w"].tolist(), *outer["v"].tolist()]
 
 
-@pytest.mark.sampled(4)
 @pytest.mark.parametrize("steps", [1, 2, 3, 4])
 @pytest.mark.parametrize("options", [{}, {"fragments": 2}, {"fragments": 2, "overlap_steps": 1, "mix": 1.0}], ids=str)
 def test_a_planned_change_loses_no_inner_step(options: dict[str, Any], steps: int) -> None:

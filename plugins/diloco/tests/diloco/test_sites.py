@@ -228,7 +228,7 @@ def _of_the_world() -> list[Any]:
 
 
 def test_the_sites_of_the_world_are_the_default() -> None:
-    """Where the environment names them; without, each rank trains alone."""
+    """DiLoCo uses the sites that RINGTRAIN_SITES names; without this variable, each rank is a site by itself."""
     sites = {"far": [0, 2], "near": [1, 3]}
     for rank, found in enumerate(run_ranks(_of_the_world, 4, env={"RINGTRAIN_SITES": "far,near,far,near"})):
         name = "near" if rank % 2 else "far"
@@ -287,7 +287,7 @@ def _resumed() -> tuple[list[dict[str, bytes]], list[dict[str, bytes]]]:
     again = DiLoCo(fresh, **options)
     again.load_state_dict(state)
     with pytest.raises(
-        rt.ConfigurationError, match=r"'sites': '\[\[0\], \[1, 2\], \[3\]\]'.* this is .*'sites': '\[\[0, 1"
+        rt.ConfigurationError, match=r"'sites': '\[\[0\], \[1, 2\], \[3\]\]'.* this rank has .*'sites': '\[\[0, 1"
     ):
         DiLoCo(_start(0), **options | {"sites": PAIRS}).load_state_dict(state)
     return went_on, steps(again, fresh, range(5, 12))
@@ -311,7 +311,7 @@ def _alone_in_a_site() -> None:
 def test_a_rank_with_other_weights_than_its_site_is_named() -> None:
     """On all ranks: its gradients were not averaged with those of the site."""
     for outcome in ranks_ended(_alone_in_a_site, 4):
-        assert "MismatchError: DiLoCo: rank 3 and rank 2 are of one site and have different weights" in (
+        assert "MismatchError: DiLoCo: rank 3 and rank 2 are in one site but have different weights" in (
             outcome.error or ""
         )
         assert "average()" in (outcome.error or "")
@@ -350,7 +350,7 @@ def _unequal_rounds(steps: list[int]) -> None:
 
 
 def test_a_site_that_synchronizes_less_often_is_named() -> None:
-    """Whose data ended early, on all ranks, with both numbers of steps."""
+    """The error on every rank names the rank whose data ended early, and both numbers of inner steps."""
     for outcome in ranks_ended(_unequal_rounds, 2, [8, 3]):
         assert "rank 1 begins finish() after inner step 3, and rank 0 begins the synchronization" in (
             outcome.error or ""

@@ -167,7 +167,7 @@ def judge(seed: int) -> str:
 
 
 def wrong_in(folder: Path, code: int) -> str:
-    """What is not as it must be after a run that has ended with `code`; nothing if all is."""
+    """Return the first error in the events of a run that exited with `code`; empty if there is none."""
     processes = [[json.loads(line) for line in path.open()] for path in sorted(folder.glob("events-*"))]
     ends = [one["ended"] for events in processes for one in events if "ended" in one]
     if code or not ends or any(end != ends[0] for end in ends):

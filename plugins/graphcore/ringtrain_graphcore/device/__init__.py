@@ -1,4 +1,4 @@
-"""Train on device runtimes that are not frameworks.
+"""Data-parallel training on device runtimes, such as PopART, that PyTorch, TensorFlow and JAX do not cover.
 
 A runtime implements `DeviceSession` (accepts weights, returns gradients as they are ready); `DistributedOptimizer` runs
 the optimizer on the host, `insert_host_allreduce` leaves it on the device.

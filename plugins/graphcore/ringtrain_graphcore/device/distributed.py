@@ -1,4 +1,4 @@
-"""Train a session on many ranks, with the optimizer or only the reduction on the host."""
+"""Training of a device session on many ranks. The host reduces gradients; host or device updates the weights."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from ringtrain_graphcore.device.session import Array, DeviceSession, HostCallbac
 
 @dataclass(frozen=True)
 class Options:
-    """Options of the update; see `ringtrain.optim.HostOptimizer`."""
+    """Options of `DistributedOptimizer`: `process_set`, and some options of `ringtrain.optim.HostOptimizer`."""
 
     bucket_bytes: int = BUCKET_BYTES
     sharded: bool = True
@@ -34,7 +34,7 @@ class Options:
 
 
 class DistributedOptimizer(OnHostOptimizer):
-    """Update a session's weights in host memory: gradients out, ring, host update, weights in.
+    """Optimizer that receives a session's gradients, averages them, updates in host memory, and returns the weights.
 
         session = …                                        # a device runtime's, with its weights loaded
         optimizer = DistributedOptimizer(AdamW(lr=1e-3), session, Options())
@@ -70,23 +70,23 @@ class DistributedOptimizer(OnHostOptimizer):
         session.connect(HostCallbacks(self._take, self._new_weight), Inbound.WEIGHTS)
 
     def state_dict(self, root: int | None = None) -> dict[str, Any]:
-        """Gather weights and state of all ranks as arrays by name. Collective. `root`: only this rank gets them."""
+        """Return all ranks' weights and state as arrays by name, on `root` only if it is set. Collective."""
         return self._host.state_dict(root)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Load weights and state, saved with any world size, on host and device."""
+        """Load weights and state, saved by any number of ranks, into host and device memory."""
         self._host.load_state_dict(state)
         self.write_back()
 
     def rollback(self, to: int | None = None) -> int:
-        """Discard the step in progress and return to the last completed update, or the one before; see
-        `ringtrain.optim.HostOptimizer.rollback`. The device has other weights until `adopt`. Local."""
+        """Discard the step in progress and return to the last completed update or the one before; see
+        `ringtrain.optim.HostOptimizer.rollback`. The device gets these weights only at `adopt`. Local."""
         updates = self._host.rollback(to)
         self._left = set(self._session.parameters)
         return updates
 
     def adopt(self) -> None:
-        """Use the weights and state from `prepare`, on the device as well. Local; not while a step runs."""
+        """Use the weights and state that `prepare` received, and copy the weights to the device. Local."""
         super().adopt()
         self.write_back()
 
@@ -97,7 +97,7 @@ class DistributedOptimizer(OnHostOptimizer):
             self._session.write_weight(name, values)
 
     def close(self) -> None:
-        """Discard a step in progress and free memory."""
+        """Discard the step in progress, and free memory."""
         self._host.close()
         self._groups.close()
 
@@ -116,7 +116,7 @@ class DistributedOptimizer(OnHostOptimizer):
 def insert_host_allreduce(
     session: DeviceSession, op: Any = Average, process_set: ProcessSet = global_process_set
 ) -> None:
-    """Reduce each gradient on the host on its way to the device's own optimizer.
+    """Make the host reduce gradients of `session` over `process_set`, before the device's own optimizer uses them.
 
     `op`: Average or Sum, or any other reduction. Ranks may send gradients in different orders.
     """
@@ -129,7 +129,9 @@ def insert_host_allreduce(
 
     def back(name: str) -> Array:
         if name not in begun:
-            raise ConfigurationError(f"the device requested the gradient {name!r} before it sent this rank's")
+            raise ConfigurationError(
+                f"the device requested the reduced gradient {name!r} before it sent its own gradient"
+            )
         reduced: Array = begun.pop(name).result()[0]
         return reduced
 

@@ -1,4 +1,4 @@
-"""Interface of a device runtime on which Ringtrain can train, although it is not a framework."""
+"""Interface between Ringtrain and a device runtime that is not a framework."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ Array = NDArray[Any]
 
 
 class Inbound(Enum):
-    """Values that return to the device for each gradient that it has sent."""
+    """Kind of values that the host returns to the device for each gradient."""
 
     WEIGHTS = "weights"  # the host has updated them
     GRADIENTS = "gradients"  # the host has reduced them; the device updates
@@ -27,7 +27,7 @@ class Parameter:
 
 @dataclass(frozen=True)
 class HostCallbacks:
-    """Host functions that a session calls.
+    """Callbacks of the host that a session calls during a step.
 
     `gradient_out(name, values)`: called when a gradient has left the device, in any order and from any thread; does not
     wait for other ranks. `value_in(name)`: called before the device needs the value of the next step; waits until the
@@ -39,7 +39,7 @@ class HostCallbacks:
 
 
 class DeviceSession(Protocol):
-    """A compiled training program on a device.
+    """Compiled training program on a device.
 
     The program computes gradients one after the other; each leaves the device as soon as it is complete, while the rest
     of the backward pass continues.
@@ -53,7 +53,7 @@ class DeviceSession(Protocol):
         """Copy a weight from the device."""
 
     def write_weight(self, name: str, values: Array) -> None:
-        """Copy a weight to the device. Must not be called while a step runs."""
+        """Copy `values` to the weight `name` on the device. Must not be called while a step runs."""
 
     def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
-        """Use `callbacks` from the next step on."""
+        """Register `callbacks`, which the session calls from the next step on."""

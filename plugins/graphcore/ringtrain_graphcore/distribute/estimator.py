@@ -1,4 +1,4 @@
-"""The loop of `tf.estimator`, which TensorFlow 2 no longer has, over ranks: train, evaluate, predict, resume."""
+"""Estimator: the training loop of `tf.estimator`, which TensorFlow 2 has removed, on many ranks."""
 
 import copy
 import tempfile
@@ -24,7 +24,7 @@ _v1 = tf.compat.v1
 
 
 class Estimator:
-    """Estimator for the model that `model_fn(features, labels, mode, params, config)` builds.
+    """Estimator that trains, evaluates and exports the model of `model_fn(features, labels, mode, params, config)`.
 
         estimator = Estimator(model_fn, model_dir="model", config=RunConfig())
         estimator.train(input_fn, max_steps=1000)          # goes on from the newest checkpoint in model_dir
@@ -47,7 +47,7 @@ class Estimator:
         params: Mapping[str, Any] | None = None,
         warm_start_from: Any = None,
     ) -> None:
-        """Initialize the world and the model directory. Collective."""
+        """Initialize Ringtrain and choose the model directory. Collective."""
         config = config or RunConfig()
         self.strategy: HorovodStrategy = config.train_distribute or MultiWorkerStrategy()
         self.model_dir = _estimator_model_dir(model_dir, config)
@@ -70,8 +70,8 @@ class Estimator:
         max_steps: int | None = None,
         saving_listeners: Sequence[Any] | None = None,
     ) -> "Estimator":
-        """Train `steps` more steps, or until the global step is `max_steps`, which includes steps in checkpoints, or
-        without either until the input ends.
+        """Train, and return this estimator: for `steps` more steps, or until the global step (which checkpoints
+        restore) is `max_steps`. With neither, train until the input ends.
 
         The input must have the same number of batches on every rank; a rank whose input ends early causes an error on
         all others. `saving_listeners`: rank 0's, called after it has saved a checkpoint. Collective.
@@ -115,9 +115,8 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Return metrics of a checkpoint (the newest by default) over `steps` batches, or until the input ends.
-        Collective: rank 0 evaluates all of the input, every rank returns the result. Raises ConfigurationError
-        without a checkpoint."""
+        """Return metrics of a checkpoint (the newest by default) over `steps` batches or all input. Collective: rank 0
+        evaluates, and every rank returns its result. Raises ConfigurationError without a checkpoint."""
         found: Any = None
         if rt.rank() == 0:
             try:
@@ -137,7 +136,7 @@ class Estimator:
         checkpoint_path: str | None = None,
         name: str | None = None,
     ) -> dict[str, Any]:
-        """Evaluate on this rank alone, and write the metrics for TensorBoard to `eval_dir(name)`."""
+        """Evaluate on this rank alone; return the metrics and write them for TensorBoard to `eval_dir(name)`."""
         with self._graph():
             global_step = _v1.train.get_or_create_global_step()
             elements = self._model.input_of(input_fn, ModeKeys.EVAL)
@@ -153,7 +152,7 @@ class Estimator:
                     session.run(updates)
                     done += 1
             if not done:
-                raise ConfigurationError("input_fn gave no batch; expected at least one to evaluate")
+                raise ConfigurationError("evaluate: input_fn returned no batch; expected at least one")
         found = {key: _plain_evaluation_value(value) for key, value in final.final_ops_values.items()}
         shown = ", ".join(f"{key} = {found[key]}" for key in sorted(found))
         of = f" {name}" if name else ""
@@ -169,9 +168,9 @@ class Estimator:
         checkpoint_path: str | None = None,
         yield_single_examples: bool = True,
     ) -> Iterator[Any]:
-        """Yield the predictions of a checkpoint (the newest by default), on this rank alone: dictionaries if the
-        spec has them by name, restricted to `predict_keys`; of one example each, or with
-        `yield_single_examples=False` of a batch. Raises ConfigurationError without a checkpoint."""
+        """Yield the predictions of a checkpoint (the newest by default), one example at a time, or a batch with
+        `yield_single_examples=False`. Named predictions are dicts with the keys `predict_keys` (default: all). Runs on
+        this rank alone. Raises ConfigurationError without a checkpoint."""
         with self._graph():
             _v1.train.get_or_create_global_step()
             elements = self._model.input_of(input_fn, ModeKeys.PREDICT)
@@ -194,8 +193,8 @@ class Estimator:
         checkpoint_path: str | None = None,
         experimental_mode: str = ModeKeys.PREDICT,
     ) -> str:
-        """Write the model of a checkpoint (the newest by default) for serving, to a new folder below `export_dir_base`;
-        return its path. On this rank alone. Raises ConfigurationError without a checkpoint.
+        """Write the model of a checkpoint (the newest by default) as a SavedModel to a new folder in `export_dir_base`;
+        return its path. Runs on this rank alone. Raises ConfigurationError without a checkpoint.
 
         `serving_input_receiver_fn()` returns an object with `features` and `receiver_tensors`.
         """
@@ -210,7 +209,7 @@ class Estimator:
             )
 
     def latest_checkpoint(self) -> str | None:
-        """Return the path of the newest checkpoint that this rank finds."""
+        """Return the path of the newest checkpoint in the model directory, or None."""
         return tf.train.latest_checkpoint(self.model_dir)
 
     def get_variable_names(self) -> list[str]:
@@ -225,17 +224,17 @@ class Estimator:
         return tf.train.load_variable(path, name)
 
     def eval_dir(self, name: str | None = None) -> str:
-        """Return the directory of the summaries of `evaluate`."""
+        """Return the directory for TensorBoard summaries of the evaluation `name`."""
         return str(Path(self.model_dir, f"eval_{name}" if name else "eval"))
 
     def _last_step(self, steps: int | None, max_steps: int | None) -> int | None:
         if self.config.task_type == "evaluator":
             raise ConfigurationError(
-                "TF_CONFIG calls this process the evaluator, which trains nothing; call train_and_evaluate, or "
-                "evaluate()"
+                "TF_CONFIG makes this process the evaluator, which does not train; call "
+                "train_and_evaluate, or evaluate()"
             )
         if steps is not None and max_steps is not None:
-            raise ConfigurationError(f"steps is {steps} and max_steps is {max_steps}; expected one of them")
+            raise ConfigurationError(f"steps={steps} and max_steps={max_steps} are both set; pass one of them")
         for name, value in (("steps", steps), ("max_steps", max_steps)):
             if value is not None and value <= 0:
                 raise ConfigurationError(f"{name} is {value}; expected 1 or more")
@@ -288,7 +287,9 @@ def _wanted_predictions(predictions: Any, keys: Any) -> Any:
     if keys is None:
         return predictions
     if not isinstance(predictions, dict):
-        raise ConfigurationError("predict_keys is set, but the predictions of model_fn are no dictionary")
+        raise ConfigurationError(
+            "predict_keys is set, but the predictions of model_fn are not a dictionary; return a dictionary of tensors"
+        )
     chosen = [keys] if isinstance(keys, str) else list(keys)
     if missing := sorted(set(chosen) - set(predictions)):
         raise ConfigurationError(f"predict_keys has {missing[0]!r}; expected some of {', '.join(predictions)}")

@@ -1,4 +1,4 @@
-"""Export of a model from an Estimator's checkpoint as a SavedModel."""
+"""Export of a checkpoint of an Estimator as a SavedModel."""
 
 import shutil
 import time
@@ -24,7 +24,7 @@ def write_saved_model(
     assets: Mapping[str, str] | None,
     as_text: bool,
 ) -> str:
-    """Write the current graph with the weights of `checkpoint`; return the new folder's path."""
+    """Write the current graph with the weights of `checkpoint` as a SavedModel; return the new folder's path."""
     inputs = receiver.receiver_tensors
     inputs = dict(inputs) if isinstance(inputs, Mapping) else {"input": inputs}
     outputs = dict(spec.export_outputs or {_DEFAULT_SIGNATURE: spec.predictions})
@@ -33,7 +33,7 @@ def write_saved_model(
         signatures.setdefault(_DEFAULT_SIGNATURE, *signatures.values())
     if _DEFAULT_SIGNATURE not in signatures:
         raise ConfigurationError(
-            f"export_outputs has the signatures {', '.join(signatures)}; one of several must be {_DEFAULT_SIGNATURE!r}"
+            f"export_outputs has the signatures {', '.join(signatures)}; expected one to be {_DEFAULT_SIGNATURE!r}"
         )
     folder = _new_export_folder(base)
     builder = _v1.saved_model.Builder(str(folder))
@@ -63,14 +63,14 @@ def _saved_model_signature(name: str, inputs: Mapping[str, Any], output: Any) ->
         output = {"output": output}
     if not isinstance(output, Mapping):
         raise ConfigurationError(
-            f"export_outputs[{name!r}] is {kind_of(output)}; expected tensors by name, a tensor, or what has "
-            "as_signature_def"
+            f"export_outputs[{name!r}] is {kind_of(output)}; expected a dict of tensors, a tensor, or an "
+            "object with as_signature_def"
         )
     return _v1.saved_model.predict_signature_def(dict(inputs), dict(output))
 
 
 def _new_export_folder(base: str) -> Path:
-    """Return a new folder, named by the time in seconds: servers load the newest."""
+    """Return the path of a new folder in `base`, named by the time in seconds, because servers load the newest."""
     stamp = int(time.time())
     while (folder := Path(base, str(stamp))).exists():
         stamp += 1

@@ -1,4 +1,4 @@
-"""Graph of each mode: input, model, and the operation of a step."""
+"""Construction of an Estimator's graphs for training, evaluation and prediction from the user's functions."""
 
 import copy
 import functools
@@ -23,18 +23,19 @@ _ADDITIONS = frozenset({"AssignAdd", "AssignAddVariableOp"})
 
 @dataclass(frozen=True)
 class EstimatorModelFunction:
-    """The user's `model_fn`, with its optional arguments `params` and `config`."""
+    """The user's `model_fn`, and the values of its optional arguments `params` and `config`."""
 
     function: Callable[..., EstimatorSpec]
     params: Mapping[str, Any]
     config: RunConfig
 
     def build(self, strategy: HorovodStrategy, mode: str, elements: Any) -> EstimatorSpec:
-        """Call it for `elements`, which are (features, labels) or features. Raises ConfigurationError."""
+        """Call `model_fn` for (features, labels) or features, and return its result. Raises ConfigurationError for a
+        wrong result, or if it has no argument for labels."""
         features, labels = elements if isinstance(elements, tuple) and len(elements) == 2 else (elements, None)
         given = supported_arguments(self.function, {"labels": labels, "mode": mode, **self._own()})
         if labels is not None and "labels" not in given:
-            raise ConfigurationError("input_fn gives labels, and model_fn has no argument `labels`")
+            raise ConfigurationError("input_fn returns labels, but model_fn has no argument `labels`")
         with strategy.scope(), _explain_keras_3_errors():
             spec = self.function(features, **given)
         if not isinstance(spec, EstimatorSpec):
@@ -46,8 +47,8 @@ class EstimatorModelFunction:
     def input_of(
         self, input_fn: Callable[..., Any], mode: str, context: tf.distribute.InputContext | None = None
     ) -> Any:
-        """Return the tensors of one batch of `input_fn`, which may have arguments named `mode`, `params`, `config` and
-        `input_context`."""
+        """Return the tensors of one batch of `input_fn`, after calling it with those of the arguments `mode`, `params`,
+        `config` and `input_context` that it has."""
         offered = {"mode": mode, "input_context": context or tf.distribute.InputContext(), **self._own()}
         found = input_fn(**supported_arguments(input_fn, offered))
         if not isinstance(found, tf.data.Dataset):
@@ -61,7 +62,7 @@ class EstimatorModelFunction:
 
 
 def supported_arguments(function: Callable[..., Any], offered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the entries of `offered` for which the function has arguments that `functools.partial` has not bound."""
+    """Return the entries of `offered` that `function` accepts as arguments and `functools.partial` has not bound."""
     bound = function.keywords if isinstance(function, functools.partial) else {}
     known = inspect.signature(function).parameters
     return {name: value for name, value in offered.items() if name in known and name not in bound}
@@ -69,7 +70,7 @@ def supported_arguments(function: Callable[..., Any], offered: Mapping[str, Any]
 
 @contextmanager
 def _explain_keras_3_errors() -> Iterator[None]:
-    """Add a solution to errors of Keras 3, whose variables are created outside of any graph."""
+    """Context that adds a solution to errors of Keras 3, which cannot create variables in a graph."""
     try:
         yield
     except Exception as error:
@@ -81,13 +82,13 @@ def _explain_keras_3_errors() -> Iterator[None]:
         raise ConfigurationError(
             "model_fn uses Keras 3, which can't be used in a tf.compat.v1 graph "
             f"({type(error).__name__}: {error}); run the script with TF_USE_LEGACY_KERAS=1 and the package "
-            "tf_keras: tf.keras is Keras 2 then, whose layers can"
+            "tf_keras, so that tf.keras is Keras 2, which supports graphs"
         ) from error
 
 
 def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: Any, global_step: Any) -> Any:
-    """Return the operation of a step; the global step counts it. Raises ConfigurationError if ranks would train
-    independently."""
+    """Return the operation that runs one step and increases the global step. Raises ConfigurationError if it would not
+    exchange gradients with other ranks."""
     operations = [] if spec.train_op is None else [spec.train_op]
     if spec.host_call is not None:
         function, gradients = spec.host_call
@@ -100,7 +101,9 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
             "ringtrain.tensorflow.DistributedOptimizer"
         )
     if any(operation is None for operation in operations):
-        raise ConfigurationError("the function of host_call returned None; expected the operation that updates")
+        raise ConfigurationError(
+            "the function of host_call returned None; expected the operation that updates the weights"
+        )
     if any(op.type in _ADDITIONS and op.inputs[0].op is global_step.handle.op for op in graph.get_operations()):
         return tf.group(*operations)
     with tf.control_dependencies([tf.group(*operations)]):
@@ -108,7 +111,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
 
 
 def _has_estimator_collectives(graph: Any) -> bool:
-    """Return whether the graph, or a function in it, has one of our collectives."""
+    """Return whether the graph, or a function in it, contains a collective of Ringtrain."""
     definition = graph.as_graph_def()
     bodies = [definition.node, *(function.node_def for function in definition.library.function)]
     return any(node.op == OPERATION for nodes in bodies for node in nodes)

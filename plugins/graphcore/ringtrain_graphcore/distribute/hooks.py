@@ -1,4 +1,4 @@
-"""Hooks of an Estimator's session: checkpoints, summaries, logs, reports."""
+"""Session hooks that write an Estimator's checkpoints, summaries and log lines, and report progress."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -13,7 +13,7 @@ _v1 = tf.compat.v1
 
 
 def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Any:
-    """Return the spec's scaffold, with a saver that follows `config` if it has none."""
+    """Return the scaffold of `spec`; if the scaffold has no saver, add a saver with the limits in `config`."""
     if spec.scaffold is not None and spec.scaffold.saver is not None:
         return spec.scaffold
     saver = _v1.train.Saver(
@@ -25,7 +25,8 @@ def scaffold_of(spec: EstimatorSpec, config: RunConfig) -> Any:
 
 
 def hooks_of_rank_0(spec: EstimatorSpec, config: RunConfig, scaffold: Any, listeners: Sequence[Any]) -> list[Any]:
-    """Return hooks that log, write summaries (`loss`, those of `model_fn`, steps per second) and save checkpoints."""
+    """Return rank 0's hooks, which log, save checkpoints, and write summaries: loss, steps per second, and the
+    summaries of `model_fn`."""
     global_step = _v1.train.get_global_step()
     hooks = list(spec.training_chief_hooks or ())
     if every := config.log_step_count_steps:
@@ -49,7 +50,7 @@ def hooks_of_rank_0(spec: EstimatorSpec, config: RunConfig, scaffold: Any, liste
 
 
 class EstimatorReportHook(tf.compat.v1.train.SessionRunHook):
-    """Hook that reports this rank's progress to the launcher. `total`: the last step, if known."""
+    """Hook that reports this rank's progress to the launcher. `total`: number of the last step, if known."""
 
     def __init__(self, loss: Any, global_step: Any, total: int | None) -> None:
         self._loss, self._global_step, self._total = loss, global_step, total

@@ -1,5 +1,5 @@
-"""Results of a model function, and settings of an Estimator for training and evaluation, with `tf.estimator`'s
-names."""
+"""Classes with `tf.estimator`'s names for the result of a model function and the settings of training and
+evaluation."""
 
 import dataclasses
 import warnings
@@ -24,9 +24,9 @@ class ModeKeys:
 class EstimatorSpec:
     """Result of `model_fn`, with the arguments of `tf.estimator.EstimatorSpec` and `host_call`.
 
-    `train_op`: the operation of a training step. `host_call`: `(fn, gradients)`, which replaces or extends it: the
-    gradients are averaged over all ranks, and `fn(*gradients)` returns the operation that updates the weights, on the
-    host. `eval_metric_ops`: `(value, update)` by name, as in `tf.compat.v1.metrics`. `predictions`: a tensor, or
+    `train_op`: the operation of a training step. `host_call`: `(fn, gradients)`, which replaces or extends `train_op`:
+    the gradients are averaged over all ranks, and `fn(*gradients)` returns the operation that updates the weights, on
+    the host. `eval_metric_ops`: `(value, update)` by name, as in `tf.compat.v1.metrics`. `predictions`: a tensor, or
     tensors by name. `export_outputs`: for each name of a signature, tensors by name or an object with
     `as_signature_def`. `training_chief_hooks`: hooks that only rank 0 runs.
     """
@@ -64,7 +64,7 @@ def _check_estimator_host_call(host_call: Any) -> None:
         raise ConfigurationError(f"host_call is {kind_of(host_call)}; expected (function, gradients)")
     if not host_call[1] or any(gradient is None for gradient in host_call[1]):
         raise ConfigurationError(
-            f"host_call has the gradients {list(host_call[1])!r}; expected at least one gradient, and no "
+            f"host_call has the gradients {list(host_call[1])!r}; expected one or more gradients, none of which is "
             "None; a gradient is None if the loss does not depend on its variable"
         )
 
@@ -91,7 +91,8 @@ class RunConfig:
 
     `train_distribute`: a strategy of this module; the default is `MultiWorkerStrategy()`. Rank 0 writes checkpoints
     every `save_checkpoints_steps` steps or `save_checkpoints_secs` seconds, and at the end; by default every 600
-    seconds. Rank 0 writes summaries for TensorBoard every `save_summary_steps` steps. None switches each off.
+    seconds. Rank 0 writes summaries for TensorBoard every `save_summary_steps` steps. The value None switches
+    checkpoints or summaries off.
     """
 
     model_dir: str | None = None
@@ -116,17 +117,17 @@ class RunConfig:
         steps, secs = self.save_checkpoints_steps, self.save_checkpoints_secs
         if _DEFAULT not in (steps, secs) and None not in (steps, secs):
             raise ConfigurationError(
-                f"save_checkpoints_steps is {steps} and save_checkpoints_secs is {secs}; expected one of them"
+                f"save_checkpoints_steps={steps} and save_checkpoints_secs={secs} are both set; pass one of them"
             )
         both = steps is _DEFAULT and secs is _DEFAULT
         object.__setattr__(self, "save_checkpoints_steps", None if steps is _DEFAULT else steps)
         chosen = _DEFAULT_SAVE_SECS if both else None if secs is _DEFAULT else secs
         object.__setattr__(self, "save_checkpoints_secs", chosen)
         if given := [name for name in _NO_MEANING if getattr(self, name) is not None]:
-            warnings.warn(f"RunConfig: {', '.join(given)} has no meaning here and is passed over", stacklevel=3)
+            warnings.warn(f"RunConfig: ignoring {', '.join(given)}, which Ringtrain does not support", stacklevel=3)
 
     def replace(self, **changes: Any) -> "RunConfig":
-        """Return this configuration with other values by name."""
+        """Return a copy with the values in `changes`."""
         every = {"save_checkpoints_steps", "save_checkpoints_secs"}
         if len(every & set(changes)) == 1:
             changes = {**dict.fromkeys(every, None), **changes}
@@ -139,7 +140,7 @@ class RunConfig:
 
     @property
     def task_type(self) -> str:
-        """Type of this process in TF_CONFIG, else "worker"."""
+        """Type of this process in TF_CONFIG; "worker" if it is not set."""
         return current_world().config.role
 
     @property
@@ -165,8 +166,8 @@ class RunConfig:
 
 @dataclass(frozen=True)
 class TrainSpec:
-    """The training of `train_and_evaluate`. `max_steps`: number of training steps, or None to train until the input
-    ends."""
+    """Training phase of `train_and_evaluate`. `max_steps`: global step at which training ends; None: training ends with
+    the input."""
 
     input_fn: Callable[..., Any]
     max_steps: int | None = None
@@ -176,7 +177,7 @@ class TrainSpec:
 
 @dataclass(frozen=True)
 class EvalSpec:
-    """The evaluation of `train_and_evaluate`. `steps`: number of batches, or None to evaluate until the input ends.
+    """Evaluation phase of `train_and_evaluate`. `steps`: number of batches; None: until the input ends.
 
     `exporters`: one or several objects with `name` and `export(estimator, export_path, checkpoint_path, eval_result,
     is_the_final_export)`, called after each evaluation. `start_delay_secs`: seconds that a separate evaluator process

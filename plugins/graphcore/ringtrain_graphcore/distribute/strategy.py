@@ -1,4 +1,4 @@
-"""Two strategies with the same behaviour: `HostStrategy`, with the names of TensorFlow's strategies."""
+"""Distribution strategies that behave like `HostStrategy`, under TensorFlow's and Graphcore's names."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -14,7 +14,7 @@ from ringtrain_tensorflow.reduce import allreduce
 
 
 class HorovodStrategy(HostStrategy):
-    """Strategy for training on the ranks of the world in the environment: mpirun's, horovodrun's, a job's.
+    """Strategy that trains on all ranks. The environment (of mpirun, horovodrun or a job) describes the world.
 
         strategy = HorovodStrategy()
         with strategy.scope():
@@ -25,7 +25,7 @@ class HorovodStrategy(HostStrategy):
     """
 
     def __init__(self, variables_on_host: bool = True) -> None:
-        """Initialize the world, unless `init()` has. Raises the errors of `init()`."""
+        """Initialize Ringtrain if the script has not. Raises the errors of `init()`."""
         rt.init()
         super().__init__(variables_on_host=variables_on_host)
 
@@ -36,32 +36,31 @@ class HorovodStrategy(HostStrategy):
 
     @property
     def input_context(self) -> tf.distribute.InputContext:
-        """Input context of this rank: one pipeline per rank."""
+        """Context for input functions: this rank is one of `size` pipelines."""
         return tf.distribute.InputContext(rt.size(), rt.rank(), rt.size())
 
     def distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any], options: Any = None) -> Any:
-        """Return this rank's dataset: the result of `dataset_fn(input_context)`. `options`: accepted, without
-        effect."""
+        """Return this rank's dataset, `dataset_fn(input_context)`. `options` has no effect."""
         return dataset_fn(self.input_context)
 
     def experimental_distribute_datasets_from_function(self, dataset_fn: Callable[[Any], Any]) -> Any:
-        """Call `distribute_datasets_from_function`, under TensorFlow's first name for it."""
+        """Old name of `distribute_datasets_from_function` in TensorFlow."""
         return self.distribute_datasets_from_function(dataset_fn)
 
     def experimental_run_v2(
         self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Call `run`, under TensorFlow's first name for it."""
+        """Old name of `run` in TensorFlow."""
         return self.run(fn, args, kwargs)
 
     def run(self, fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None) -> Any:
-        """Call `fn(*args, **kwargs)` in this rank's scope."""
+        """Call `fn(*args, **kwargs)` once, inside `scope()`, and return its result."""
         with self.scope():
             return fn(*args, **(kwargs or {}))
 
     def reduce(self, reduce_op: Any, value: Any, axis: int | None = None) -> Any:
-        """Return `value` reduced over all ranks: `reduce_op` is `"SUM"` or `"MEAN"`, or TensorFlow's `ReduceOp`.
-        `axis`: reduced locally first. Collective. Raises ConfigurationError for another operation."""
+        """Return `value` reduced over all ranks by `reduce_op`: `"SUM"`, `"MEAN"` or TensorFlow's `ReduceOp`. `axis`:
+        axis to reduce on each rank first. Collective. Raises ConfigurationError for another operation."""
         name = str(getattr(reduce_op, "value", reduce_op)).upper()
         local = {"SUM": tf.reduce_sum, "MEAN": tf.reduce_mean}
         if name not in local:
@@ -71,14 +70,14 @@ class HorovodStrategy(HostStrategy):
 
 
 class MultiWorkerStrategy(HorovodStrategy):
-    """`HorovodStrategy` in the cluster of `cluster_resolver`, which replaces `TF_CONFIG`; all other settings are the
-    environment's. If a job's agent or `horovodrun` has created the world, the resolver must agree.
+    """`HorovodStrategy` for the cluster of `cluster_resolver`, which is used in place of `TF_CONFIG`. If a job's agent
+    or `horovodrun` has defined the world, the resolver must describe the same one.
 
     The resolver is one of `tf.distribute.cluster_resolver`. Chief and workers are ranks, the chief first.
     """
 
     def __init__(self, cluster_resolver: Any = None, variables_on_host: bool = True) -> None:
-        """Initialize the world. Raises ConfigurationError if `init()` has created another world than the resolver's."""
+        """Initialize Ringtrain. Raises ConfigurationError if the world differs from the resolver's cluster."""
         if cluster_resolver is not None:
             _join_estimator_cluster(cluster_resolver)
         super().__init__(variables_on_host)
@@ -91,8 +90,8 @@ def _join_estimator_cluster(resolver: Any) -> None:
     task = {"type": resolver.task_type, "index": resolver.task_id}
     if None in task.values():
         raise ConfigurationError(
-            f"cluster_resolver has a cluster and task_type={task['type']!r}, task_id={task['index']!r}; "
-            "expected both to say which task this process is"
+            f"cluster_resolver has a cluster and task_type={task['type']!r}, "
+            f"task_id={task['index']!r}; set task_type and task_id to the task of this process"
         )
     text = json.dumps({"cluster": cluster, "task": task})
     found = parse_tf_config(text)
@@ -101,6 +100,6 @@ def _join_estimator_cluster(resolver: Any) -> None:
     here = rt.rank(), rt.size()
     if here != expected:
         raise ConfigurationError(
-            f"cluster_resolver makes this process rank {expected[0]} of {expected[1]}, and it is rank {here[0]} "
-            f"of {here[1]} already; make the strategy first, or leave the resolver out"
+            f"cluster_resolver makes this process rank {expected[0]} of {expected[1]}, but the process is rank "
+            f"{here[0]} of {here[1]} already; create the strategy before init(), or omit the resolver"
         )

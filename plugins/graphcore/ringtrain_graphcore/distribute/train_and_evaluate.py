@@ -1,4 +1,4 @@
-"""Training with evaluations in between, and a separate evaluator process."""
+"""Alternation of an Estimator's training and evaluation, and a process that only evaluates."""
 
 import time
 from collections.abc import Iterable
@@ -20,7 +20,7 @@ _PATIENCE_S: Final = 3600.0
 
 
 def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: EvalSpec) -> dict[str, Any]:
-    """Train to `train_spec.max_steps`; rank 0 evaluates checkpoints after it has saved them, and the last one. Every
+    """Train to `train_spec.max_steps`. Rank 0 evaluates saved checkpoints during the training, and the last one. Every
     rank returns the last metrics. Collective.
 
     A process with the type evaluator in TF_CONFIG does not train: it evaluates each new checkpoint of `model_dir` up to
@@ -42,7 +42,7 @@ def train_and_evaluate(estimator: Estimator, train_spec: TrainSpec, eval_spec: E
 
 
 class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
-    """Listener that evaluates each saved checkpoint, except the first one, before the first step."""
+    """Listener that evaluates each saved checkpoint, except the one saved before the first step."""
 
     def __init__(self, estimator: Estimator, spec: EvalSpec, last_step: int | None) -> None:
         self._estimator, self._spec, self._last_step = estimator, spec, last_step
@@ -51,7 +51,10 @@ class _EstimatorEvaluation(tf.compat.v1.train.CheckpointSaverListener):
         self.last: dict[str, Any] | None = None
 
     def evaluate(self, is_final: bool = True) -> dict[str, Any]:
-        """Evaluate the newest checkpoint, and pass the metrics to exporters."""
+        """Evaluate the newest checkpoint, pass the metrics to exporters, and return the metrics.
+
+        `is_final`: whether this is the last evaluation, for exporters.
+        """
         self.last = _evaluated_estimator(self._estimator, self._spec, is_final)
         self._evaluated = time.monotonic()
         return self.last

@@ -1,5 +1,5 @@
-"""Names of Graphcore's `tensorflow.python.ipu` for scripts that train on many hosts: `from ringtrain.tensorflow import
-ipu`.
+"""Replacement for Graphcore's `tensorflow.python.ipu` in scripts that train on many hosts: `from ringtrain.tensorflow
+import ipu`.
 
     tf.estimator = ipu.estimator       # TensorFlow has none any more
 
@@ -25,13 +25,13 @@ __all__ = [
 
 @dataclass(frozen=True)
 class IpuRunConfig(estimator.RunConfig):
-    """`distribute.RunConfig`; `ipu_run_config` has no effect."""
+    """`distribute.RunConfig` that accepts and ignores `ipu_run_config`."""
 
     ipu_run_config: Any = None
 
 
 def _accepted(*args: Any, **kwargs: Any) -> SimpleNamespace:
-    """Accept options without effect; return them by name."""
+    """Accept any options and return the keyword options as attributes; they have no effect."""
     return SimpleNamespace(**kwargs)
 
 

@@ -1,4 +1,4 @@
-"""Names of `tensorflow.python.ipu.horovod`: `ringtrain.tensorflow`, and the strategy."""
+"""Replacement for `tensorflow.python.ipu.horovod`: the names of `ringtrain.tensorflow`, and the strategy."""
 
 from types import SimpleNamespace
 

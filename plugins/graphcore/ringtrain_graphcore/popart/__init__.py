@@ -1,5 +1,4 @@
-"""Train a PopART session on many ranks, with the API of Graphcore's Horovod extension: `import ringtrain.popart as
-hvd`.
+"""Training of a PopART session on many ranks, as with Graphcore's Horovod extension: `import ringtrain.popart as hvd`.
 
 PopART is imported only when one of its sessions is used. A `ringtrain.device.DeviceSession` is accepted instead.
 

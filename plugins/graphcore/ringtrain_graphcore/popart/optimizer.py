@@ -1,4 +1,4 @@
-"""Names that scripts for Graphcore's PopART extension call."""
+"""Classes and functions of Graphcore's Horovod extension for PopART."""
 
 from typing import Any
 
@@ -9,7 +9,7 @@ from ringtrain_graphcore.popart.session import PopartSession
 
 
 class DistributedOptimizer:
-    """Reduce a session's gradients over all ranks on the host; `optimizer`, PopART's own, updates on the device.
+    """Reduction of a PopART session's gradients over all ranks on the host; PopART's `optimizer` updates on the device.
 
         options.hostAllReduce = True                       # before the session is made
         session = popart.TrainingSession(…, userOptions=options)
@@ -22,7 +22,7 @@ class DistributedOptimizer:
     """
 
     def __init__(self, optimizer: Any, session: Any, options: Any = None) -> None:
-        """Check the session. Raises ConfigurationError if it cannot pass its gradients to the host."""
+        """Accept `session` for training. Raises ConfigurationError if it does not pass its gradients to the host."""
         self.optimizer = optimizer
         self._session = _popart_device_session(session)
         if isinstance(self._session, PopartSession) and getattr(options, "hostAllReduce", None) is not True:
@@ -32,7 +32,7 @@ class DistributedOptimizer:
             )
 
     def insert_host_allreduce(self) -> None:
-        """Average each gradient over all ranks on its way to the device's optimizer. Local."""
+        """Make the host average each gradient over all ranks, before the device's optimizer uses it. Local."""
         device.insert_host_allreduce(self._session)
 
 

@@ -1,4 +1,4 @@
-"""PopART's training session as a device session: gradients leave and return on the streams of hostAllReduce."""
+"""Adapter of a PopART session to `DeviceSession`. Gradients leave and return by the streams of hostAllReduce."""
 
 import ctypes
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ _GRADIENT: Final = "Gradient___"
 
 
 class PopartSession:
-    """A `popart.TrainingSession` with hostAllReduce in its options, and a prepared device.
+    """`DeviceSession` on a `popart.TrainingSession` that has hostAllReduce in its options and a prepared device.
 
     Weights are copied all at once, as in PopART: read_weight copies from the device at its first call, and `flush`
     copies the weights set by write_weight. Tested with a stand-in of PopART's interface, never with PopART.
     """
 
     def __init__(self, session: Any) -> None:
-        """Read the session's streams. Raises ConfigurationError for a session without streams for gradients."""
+        """Find the session's streams for gradients. Raises ConfigurationError if one is missing."""
         self._session = session
         handles = list(session.getHostReduceStreamIds())
         self._out = {_weight_of(handle, _OUT): handle for handle in handles if handle.startswith(_OUT)}
@@ -32,14 +32,14 @@ class PopartSession:
             raise ConfigurationError(
                 f"the PopART session has the streams {', '.join(handles) or 'none'}; expected {_OUT}… and "
                 f"{_BACK}… for each gradient: set hostAllReduce = True, and neither hostWeightUpdate nor "
-                "hostAllReduceRemoteBuffer, in its options before it is made"
+                "hostAllReduceRemoteBuffer, in its options before you create it"
             )
         self._parameters = {name: _popart_parameter(session.getInfo(name)) for name in self._out}
         self._weights: dict[str, Array] = {}
 
     @property
     def parameters(self) -> Mapping[str, Parameter]:
-        """Parameters with a stream, by the weight's name."""
+        """Parameters that have a gradient stream, by the name of the weight."""
         return self._parameters
 
     def read_weight(self, name: str) -> Array:
@@ -47,7 +47,7 @@ class PopartSession:
         return self._read()[name].copy()
 
     def write_weight(self, name: str, values: Array) -> None:
-        """Set a weight, which the next `flush` copies to the device."""
+        """Set the weight `name` in host memory; the next `flush` copies it to the device."""
         np.copyto(self._read()[name], values)
 
     def flush(self) -> None:
@@ -56,10 +56,10 @@ class PopartSession:
         self._session.weightsFromHost()
 
     def connect(self, callbacks: HostCallbacks, inbound: Inbound) -> None:
-        """Use `callbacks` from the next step on. Raises ConfigurationError unless gradients return."""
+        """Register `callbacks` on the streams. Raises ConfigurationError unless `inbound` is GRADIENTS."""
         if inbound is not Inbound.GRADIENTS:
             raise ConfigurationError(
-                "a PopART session updates its weights itself: use insert_host_allreduce, and no host optimizer"
+                "a PopART session updates its weights itself; use insert_host_allreduce instead of a host optimizer"
             )
         for name, parameter in self._parameters.items():
             self._session.connectStreamToCallback(
@@ -93,7 +93,7 @@ def _popart_weight_filler(name: str, parameter: Parameter, callbacks: HostCallba
 
 
 def _popart_memory(pointer: Any, parameter: Parameter) -> Array:
-    """Return the stream's buffer. `pointer`: a capsule, as Python represents a C pointer, or an address."""
+    """Return a stream's buffer as an array. `pointer`: the buffer's address, or a Python capsule that contains it."""
     address = pointer if isinstance(pointer, int) else _popart_address(pointer)
     dtype = np.dtype(parameter.dtype)
     nbytes = int(np.prod(parameter.shape, dtype=np.int64)) * dtype.itemsize

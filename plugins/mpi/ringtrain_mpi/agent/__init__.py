@@ -1,1 +1,1 @@
-"""The agent's part of an MPI job: mpirun's daemons are its children, and ranks report to it."""
+"""The agent's part of an MPI job: it starts mpirun's daemons (orted, hydra) and watches the ranks that they start."""

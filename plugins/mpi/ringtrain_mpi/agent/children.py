@@ -1,4 +1,4 @@
-"""Child processes of the agent that are not ranks, started on its main thread on behalf of other threads.
+"""Child processes of the agent that are not ranks, such as mpirun's daemons. The main thread starts and reaps them.
 
 The main thread of an agent reaps every child, both ranks and adopted orphans. If it also starts them, it knows each
 child before the child can end.
@@ -17,16 +17,16 @@ T = TypeVar("T")
 
 
 class MpiAgentMainThread:
-    """Executor of functions on the agent's main thread. `post` schedules a function there. No call waits longer than
-    `patience_s`."""
+    """Executor of functions on the agent's main thread. `post` schedules a function there. `patience_s`:
+    seconds in which the work of each `run` must begin."""
 
     def __init__(self, post: Callable[[Callable[[], None]], None], patience_s: float) -> None:
         self._post = post
         self._patience_s = patience_s
 
     def run(self, work: Callable[[], T]) -> T:
-        """Run `work` on the main thread and return its result. Raises the errors of `work`, and TimeoutError if the
-        main thread is busy."""
+        """Run `work` on the main thread; return its result. Raises the errors of `work`, and TimeoutError if `work`
+        does not begin within `patience_s`."""
         done: Future[T] = Future()
 
         def do() -> None:
@@ -48,7 +48,7 @@ class MpiAgentMainThread:
 
 @dataclass(frozen=True)
 class ChildStreams:
-    """Open files that become the child's stdin, stdout and stderr."""
+    """Open file descriptors that become the child's stdin, stdout and stderr."""
 
     stdin: int
     stdout: int
@@ -57,21 +57,21 @@ class ChildStreams:
 
 @dataclass(frozen=True)
 class MpiDaemonChild:
-    """A started process. `exit`: exit code of the process once it has ended, negative for a signal."""
+    """A started child process. `exit`: future of its exit code, negative for a signal."""
 
     pid: int
     exit: "Future[int]"
 
 
 class MpiDaemonSpawner(Protocol):
-    """Starter of processes. Raises OSError if the command cannot be executed."""
+    """Interface for starting child processes. Raises OSError if a command cannot be executed."""
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
-        """Start `command` as a session leader."""
+        """Start `command` as a session leader; return its PID and the future of its exit code."""
 
 
 class MpiDaemonChildren:
-    """`MpiDaemonSpawner` on the main thread, which must call `note_exit` for children that it reaps."""
+    """`MpiDaemonSpawner` that starts children on the agent's main thread. That thread reports exits by `note_exit`."""
 
     def __init__(self, main: MpiAgentMainThread) -> None:
         self._main = main
@@ -79,21 +79,22 @@ class MpiDaemonChildren:
 
     @property
     def running(self) -> bool:
-        """Whether any child is alive. For the main thread only."""
+        """Whether any child is alive. Call it on the main thread only."""
         return bool(self._running)
 
     def spawn(self, command: Sequence[str], environment: Mapping[str, str], streams: ChildStreams) -> MpiDaemonChild:
-        """Start `command`. Raises TimeoutError if the main thread is busy, or ending."""
+        """Start `command` on the main thread, and return the child. Raises TimeoutError if that thread is busy or
+        ending."""
         return self._main.run(lambda: self._start(command, environment, streams))
 
     def note_exit(self, pid: int, status: int) -> None:
-        """Record the end of a process with this wait status. Unknown processes are ignored."""
+        """Record the wait status of a child that has ended. PIDs of other processes are ignored."""
         future = self._running.pop(pid, None)
         if future is not None:
             future.set_result(os.waitstatus_to_exitcode(status))
 
     def close(self) -> None:
-        """Release all waiting threads: the main thread is about to end, and no child is alive."""
+        """Release all threads that wait for an exit. Call it when the main thread ends and no child is alive."""
         for future in self._running.values():
             future.set_result(-signal.SIGKILL)
         self._running.clear()

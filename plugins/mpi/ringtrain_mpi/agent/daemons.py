@@ -1,4 +1,4 @@
-"""The agent's side of `ringtrain rsh`: start one of mpirun's daemons, carry its streams, end it with the call."""
+"""Service of the agent for `ringtrain rsh`: start an mpirun daemon, forward its streams, kill it when the call ends."""
 
 import contextlib
 import logging
@@ -31,8 +31,8 @@ _LAST_OUTPUT_S = 1.0
 
 @dataclass(frozen=True)
 class Deadlines:
-    """Deadlines of a daemon. `start_s`: seconds in which the caller must answer the challenge; `grace_s`: seconds
-    from SIGTERM to SIGKILL."""
+    """Time limits of a daemon's call. `start_s`: for the caller's answer to the challenge; `grace_s`: from SIGTERM to
+    SIGKILL."""
 
     start_s: float
     grace_s: float
@@ -40,8 +40,8 @@ class Deadlines:
 
 @dataclass(frozen=True)
 class MpiDaemonContext:
-    """Environment in which this agent starts daemons. `spawner`: starts the process. `environment`: returns the
-    variables of a command. `await_begun`: returns once daemons may start."""
+    """Functions that start a daemon. `spawner`: starts the process. `environment`: returns the variables for a command.
+    `await_begun`: waits until daemons may start."""
 
     spawner: MpiDaemonSpawner
     environment: Callable[[str], Mapping[str, str]]
@@ -49,7 +49,7 @@ class MpiDaemonContext:
 
 
 class MpiDaemonService:
-    """Implementation of the Daemons service for the launcher (proto/ringtrain/v1/daemons.proto).
+    """gRPC service with which the launcher starts mpirun's daemons here (proto/ringtrain/v1/daemons.proto).
 
     The server has already refused clients without the certificate of this job's launcher.
     """
@@ -66,7 +66,7 @@ class MpiDaemonService:
         start = self._await_start(requests, context)
         problem = self._problem(start, nonce)
         if start is None or problem:
-            log.warning("refused to start a daemon for %s: %s", context.peer(), problem)
+            log.warning("refused the request of %s to start a daemon: %s", context.peer(), problem)
             context.abort(grpc.StatusCode.PERMISSION_DENIED, problem)
             raise AssertionError("abort raises")
         daemon = self._start(start.command, context)
@@ -85,12 +85,12 @@ class MpiDaemonService:
             self._context.await_begun()
             return _MpiDaemon(command, self._context, self._deadlines.grace_s)
         except (OSError, TimeoutError, ConfigurationError) as exc:
-            log.warning("a daemon for %s could not be started: %s", context.peer(), exc)
-            context.abort(grpc.StatusCode.UNAVAILABLE, f"the daemon could not be started: {exc}")
+            log.warning("cannot start a daemon for %s: %s", context.peer(), exc)
+            context.abort(grpc.StatusCode.UNAVAILABLE, f"the agent cannot start the daemon: {exc}")
             raise AssertionError("abort raises") from exc
 
     def _await_start(self, requests: Iterator[Any], context: Any) -> Any | None:
-        """Return the caller's first message; None if it disconnects or stays silent."""
+        """Wait for the caller's start request; return it, or None if the caller disconnects or exceeds `start_s`."""
         timer = threading.Timer(self._deadlines.start_s, context.cancel)
         timer.start()
         try:
@@ -102,23 +102,23 @@ class MpiDaemonService:
         return first.start if first is not None and first.HasField("start") else None
 
     def _problem(self, start: Any | None, nonce: bytes) -> str:
-        """Return the reason to refuse the call; empty if it is valid."""
+        """Return the reason to refuse the start request; empty if it is authentic and for this job's attempt."""
         if start is None:
-            return "the call did not begin with what is to be started"
+            return "the first request of the call is not a start request"
         claim = MpiDaemonClaim(start.job_uid, start.attempt, start.command)
         if not is_same_proof(start.proof, prove(self._token, nonce, claim)):
-            return "the proof is not for this call's nonce: a message replayed, or made without the job's token"
+            return "the proof does not match this call's nonce: the caller lacks the job's token, or replays a message"
         if (claim.job_uid, claim.attempt) != (self._job.uid, self._job.attempt):
-            asked, own = (
-                f"attempt {claim.attempt} of {claim.job_uid}",
-                f"attempt {self._job.attempt} of {self._job.uid}",
+            wanted, own = (
+                f"attempt {claim.attempt} of job {claim.job_uid}",
+                f"attempt {self._job.attempt} of job {self._job.uid}",
             )
-            return f"the request is for {asked}, this agent belongs to {own}"
+            return f"the request is for {wanted}, but this agent belongs to {own}"
         return ""
 
 
 class _MpiDaemon:
-    """One daemon and all its descendants."""
+    """A running mpirun daemon and all its descendants."""
 
     def __init__(self, command: str, context: MpiDaemonContext, grace_s: float) -> None:
         self._marker = secrets.token_hex(8)
@@ -144,11 +144,11 @@ class _MpiDaemon:
         self._thread(self._await_exit, pumps)
 
     def listen(self, requests: Iterator[Any]) -> None:
-        """Process further requests of the caller on a thread."""
+        """Start a thread that processes the caller's further requests: stdin and signals."""
         self._thread(self._follow_requests, requests)
 
     def _follow_requests(self, requests: Iterator[Any]) -> None:
-        """Feed stdin and forward signals until the caller sends no more."""
+        """Write the caller's stdin to the daemon, and forward its signals, until the caller sends no more."""
         with contextlib.suppress(Exception):  # end of the call, which `end` handles
             for request in requests:
                 what = request.WhichOneof("request")
@@ -159,21 +159,21 @@ class _MpiDaemon:
         self._feed(b"")
 
     def replies(self) -> Iterator[Any]:
-        """Yield output as it arrives and finally the exit code."""
+        """Yield the daemon's output as it arrives, and finally its exit code."""
         while (reply := self._output.get()) is not None:
             yield reply
         code = self._child.exit.result()
         yield pb.RunReply(exit_code=code if code >= 0 else 128 - code)
 
     def end(self) -> None:
-        """End the daemon and all its descendants. Returns at once; may be repeated."""
+        """Begin to end the daemon and all its descendants; return at once. Repeated calls have no effect."""
         if self._ended.is_set():
             return
         self._ended.set()
         self._thread(end_marked, self._marker, self._grace_s)
 
     def _feed(self, data: bytes) -> None:
-        """Write to the daemon's stdin; empty data closes it. Called from one thread."""
+        """Write `data` to the daemon's stdin; empty data closes it. Only one thread may call this."""
         if self._stdin < 0:
             return
         view = memoryview(data)

@@ -1,4 +1,4 @@
-"""Registry of ranks: a Unix socket in the agent to which each `rank_wrapper` connects."""
+"""Unix socket in the agent through which each rank's `rank_wrapper` reports its start and its end."""
 
 import contextlib
 import logging
@@ -21,8 +21,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Arrival:
-    """A rank that mpirun has started, as described by MPI's environment. `starter`: implementation of the mpirun
-    that starts the ranks."""
+    """Report of a rank that mpirun has started, from MPI's variables. `starter`: implementation of that mpirun, such as
+    OpenMPI."""
 
     rank: int
     size: int
@@ -31,11 +31,11 @@ class Arrival:
 
 @dataclass(frozen=True)
 class Departure:
-    """End of a rank. `code`: negative for a signal. `world`: size of the world that it joined, None if it joined none.
+    """Report of an ended rank. `code`: exit code, negative for a signal. `world`: size of its MPI world, or None.
 
-    `library`: file name of its MPI library, if it was detected. `told`: reported by the rank's wrapper; otherwise
-    mpirun has killed the wrapper, which it does to all ranks when one has failed. `asked`: mpirun sent the signal that
-    ended the rank. `exec_errno`: error number if the program could not be executed, else 0.
+    `library`: file name of its MPI library, if it was detected. `told`: whether the rank's wrapper sent this
+    report; if not, mpirun has killed the wrapper, as it does with all ranks when one has failed. `asked`: whether
+    mpirun sent the signal that ended the rank. `exec_errno`: error number if the program could not be executed, else 0.
     """
 
     code: int
@@ -47,26 +47,26 @@ class Departure:
 
 
 class MpiRankHost(Protocol):
-    """Interface of the agent for the registry. All methods except `await_begun` run on the main thread."""
+    """Callbacks of the registry into the agent. All methods except `await_begun` run on the agent's main thread."""
 
     def await_begun(self) -> None:
-        """Wait (not on the main thread) until ranks may start. Raises ConfigurationError after a deadline."""
+        """Wait until ranks may start; not on the main thread. Raises ConfigurationError after a deadline."""
 
     def assign(self, arrival: Arrival) -> RankAssignment:
-        """Accept a rank. Raises ConfigurationError if it does not belong to this job."""
+        """Accept a rank; return its pipes and variables. Raises ConfigurationError if it is not of this job."""
 
     def started(self, rank: int, pid: int) -> None:
-        """Record that the rank's program runs, as a session leader."""
+        """Record that the rank's program has started as process `pid`, a session leader."""
 
     def stop(self, rank: int) -> None:
-        """Stop the rank at mpirun's request."""
+        """Stop the rank, as mpirun has requested."""
 
     def ended(self, rank: int, departure: Departure) -> None:
         """Record the end of the rank's program."""
 
 
 class MpiRankRegistry:
-    """Server for `rank_wrapper` on the Unix socket `path`, which only this user can open."""
+    """Unix socket server at `path` to which the wrapper of each rank connects. Only this user can open it."""
 
     def __init__(self, path: Path, main: MpiAgentMainThread, host: MpiRankHost) -> None:
         self._main = main
@@ -74,7 +74,7 @@ class MpiRankRegistry:
         self._listener = MpiSocketListener(path, self._serve, "ringtrain-rank")
 
     def close(self) -> None:
-        """Accept no more ranks."""
+        """Stop accepting connections of ranks."""
         self._listener.close()
 
     def _serve(self, connection: socket.socket) -> None:

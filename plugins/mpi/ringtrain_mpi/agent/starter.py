@@ -1,5 +1,4 @@
-"""`RankStarter` of MPI jobs. In an elastic job each generation has its own mpirun, and no rank outlives its
-generation."""
+"""`RankStarter` of MPI jobs: mpirun starts the ranks. In an elastic job each generation has a separate mpirun."""
 
 import logging
 from typing import Any
@@ -14,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class MpiRankStarter:
-    """Starter that accepts the ranks that mpirun starts, and follows the launcher's `Prepare` and `Form`."""
+    """Starter that accepts the ranks that mpirun starts, as the launcher's orders Prepare and Form permit."""
 
     threads = MPI_DAEMONS
 
@@ -39,9 +38,9 @@ class MpiRankStarter:
         self._worker.close()
 
     def follow(self, order: Prepare | Form) -> None:
-        """Follow `order`, the newest one, from now on."""
-        formation = order.formation if isinstance(order, Prepare) else order.world.formation
-        log.info("formation %d %s", formation, "is being prepared" if isinstance(order, Prepare) else "begins")
+        """Store the launcher's newest `order`: refuse new ranks after Prepare; after Form, accept ranks again."""
+        generation = order.formation if isinstance(order, Prepare) else order.world.formation
+        log.info("generation %d %s", generation, "is being prepared" if isinstance(order, Prepare) else "begins")
         if isinstance(order, Prepare):
             self._worker.pause()
         else:
@@ -49,16 +48,15 @@ class MpiRankStarter:
         self._order = order
 
     def act(self) -> None:
-        """End ranks of an earlier generation. The launcher's mpirun ends them as well, unless they ignore its
-        signal."""
+        """Stop ranks of earlier generations. The launcher's mpirun also stops them, but they may ignore its signal."""
         if self._order is None:
             return
         if isinstance(self._order, Prepare):
-            self._ranks.stop_ranks(f"stopped for formation {self._order.formation}")
+            self._ranks.stop_ranks(f"stopped for generation {self._order.formation}")
         # Set last: the state of ranks that is sent with this number must be newer than the order.
         self.order = self._order.number
 
     @property
     def running(self) -> bool:
-        """Whether a daemon of mpirun lives."""
+        """Whether a daemon of mpirun is alive."""
         return self._worker.children.running

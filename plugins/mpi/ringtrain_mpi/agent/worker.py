@@ -1,4 +1,4 @@
-"""The agent of an MPI job: its registry of ranks, its daemons, and the agent's interface to both."""
+"""Worker agent of an MPI job: the registry of ranks, mpirun's daemons, and their callbacks."""
 
 import fcntl
 import importlib.util
@@ -18,10 +18,9 @@ from typing import Any, Final
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.gen import daemons_pb2_grpc
-from ringtrain.shared.processes import RankProcess, make_pipe, signal_group
+from ringtrain.shared.processes import NO_PROGRAM, RankProcess, make_pipe, signal_group
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import generation_variables, pod_defaults, rank_variables, usable_cores
-from ringtrain_job.agent.ranks import NO_PROGRAM
 from ringtrain_job.agent.starters import RankSink
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_mpi.agent.children import MpiAgentMainThread, MpiDaemonChildren
@@ -64,7 +63,7 @@ MPI_DAEMONS = 4
 
 
 class MpiWorkerAgent:
-    """Implementation of `rank_registry.MpiRankHost`. `begin` must be called before mpirun starts."""
+    """Agent of an MPI job: accepts the ranks and the daemons of mpirun. Call `begin` before mpirun starts."""
 
     def __init__(
         self, config: AgentConfig, settings: MpiAgentSettings, pod: RankSink, main: MpiAgentMainThread
@@ -85,30 +84,30 @@ class MpiWorkerAgent:
         self._registry = MpiRankRegistry(self._directory / _REGISTRY_FILE, main, self)
 
     def close(self) -> None:
-        """Accept no more ranks, and remove the files."""
+        """Stop accepting ranks, and delete the agent's directories."""
         self._registry.close()
         self.children.close()
         for directory in (self._directory, self._shared):
             shutil.rmtree(directory, ignore_errors=True)
 
     def begin(self, world: World) -> None:
-        """Permit ranks of `world` to start: all agents have registered."""
+        """Permit ranks of `world` to start. Call it when all agents have registered with the launcher."""
         self._world = world
         self._refused.clear()
         self._begun.set()
 
     def pause(self) -> None:
-        """Accept no ranks until another world begins."""
+        """Refuse new ranks until `begin` is called again."""
         self._begun.clear()
 
     def await_begun(self) -> None:
-        """Wait until the launcher has announced that all agents have registered; requests of the launcher may arrive
-        earlier."""
+        """Wait until `begin` is called, because requests of mpirun may arrive earlier. Raises ConfigurationError after
+        a deadline."""
         if not self._begun.wait(self._config.call_s):
-            raise ConfigurationError("the launcher has not started the job yet")
+            raise ConfigurationError("the job has not begun: the launcher still waits for other agents")
 
     def environment(self, command: str) -> Mapping[str, str]:
-        """Return variables of the daemon `command`, which its ranks inherit: the pod's, and the paths of the
+        """Return variables for the daemon that `command` starts and for its ranks: the pod's, and the paths of the
         registry."""
         defaults = pod_defaults(self._config.slots, usable_cores())
         directories = _own_mpi_directories(self._directory, self._shared)
@@ -117,7 +116,7 @@ class MpiWorkerAgent:
         return {**HOME, **defaults, **directories, **own, **registry_variables(self._directory), **name}
 
     def register(self, server: Any) -> None:
-        """Add the service that starts daemons to the agent's server."""
+        """Add the service that starts mpirun's daemons to the agent's gRPC server."""
         config = self._config
         deadlines = Deadlines(start_s=config.call_s, grace_s=config.grace_s)
         context = MpiDaemonContext(self.children, self.environment, self.await_begun)
@@ -126,10 +125,10 @@ class MpiWorkerAgent:
         add(service, server)
 
     def assign(self, arrival: Arrival) -> RankAssignment:
-        """Accept a rank that mpirun has started here; return its files and variables."""
+        """Accept a rank that mpirun has started here; return its pipes and variables, or raise ConfigurationError."""
         config, world = self._config, self._world
         if world is None or not self._begun.is_set() or self._pod.stopping:
-            raise ConfigurationError("the world of this rank has ended")
+            raise ConfigurationError("this agent accepts no ranks now: the generation of this rank has ended")
         if message := self._refusal(arrival, len(world.ring_addresses)):
             self._refused[arrival.rank] = problem = _mpi_rank_failed(arrival.rank, Reason.SLOTS_MISMATCH, message)
             self._pod.rank_ended(arrival.rank, 0, problem)
@@ -153,22 +152,22 @@ class MpiWorkerAgent:
         return RankAssignment(log_write, report_write, self._pod.fitted(variables, world), str(check_in))
 
     def _refusal(self, arrival: Arrival, declared: int) -> str:
-        """Return the reason to refuse the rank; empty if it belongs to this job."""
+        """Return the reason to refuse a rank; empty to accept it. `declared`: the job's world size."""
         slots = self._config.slots
         if arrival.size != declared:
             return (
-                f"mpirun has made a world of {arrival.size} ranks, the job declares {declared} "
+                f"mpirun has started a world of {arrival.size} ranks, but the job declares {declared} "
                 f"({declared // slots} workers x {slots} slots)"
             )
         if arrival.rank in self._assigned:
             return (
-                f"mpirun starts rank {arrival.rank} while rank {arrival.rank} of another mpirun runs; the job "
+                f"mpirun started rank {arrival.rank} while rank {arrival.rank} of another mpirun is running; the job "
                 f"declares {declared} ranks, so run one mpirun after the other"
             )
         return ""
 
     def started(self, rank: int, pid: int) -> None:
-        """Record that the rank's program runs."""
+        """Record that the rank's program has started as process `pid`."""
         self._assigned[rank] = process = replace(self._assigned[rank], pid=pid)
         world = self._world
         assert world is not None, "assign comes first"
@@ -176,11 +175,11 @@ class MpiWorkerAgent:
         self._pod.rank_started(process, life, world.formation)
 
     def stop(self, rank: int) -> None:
-        """Stop the rank at mpirun's request. A repeated request changes nothing."""
+        """Stop the rank, as mpirun has requested. Repeated requests have no effect."""
         self._pod.stop_ranks("ended by mpirun", [self._assigned[rank].rank])
 
     def ended(self, rank: int, departure: Departure) -> None:
-        """Record the end of the rank's program, or of its wrapper, which mpirun kills a second after a stop request."""
+        """Record the end of the rank's program or wrapper. mpirun kills the wrapper a second after a stop request."""
         process = self._assigned.pop(rank)
         if process.pid and not self._pod.saving:
             signal_group(process.pid, signal.SIGKILL)
@@ -197,8 +196,8 @@ class MpiWorkerAgent:
         self._pod.rank_ended(slot, departure.code, self._refused.get(rank, problem))
 
     def _without_init(self, slot: int, departure: Departure, starter: str, size: int) -> RankState | None:
-        """Return the failure of a rank that succeeded without joining a world of `size`; None if that is allowed or
-        only worth a warning."""
+        """Return a failure if the rank exited with 0 but never joined a world of `size`. Return None if the job allows
+        that."""
         if self._needs_init is False or departure.world == size:
             return None
         found = _mpi_rank_without_init(slot, departure, starter, size)
@@ -207,7 +206,7 @@ class MpiWorkerAgent:
 
 
 def registry_variables(directory: Path) -> dict[str, str]:
-    """Return the variables with the paths of the wrapper and of the registry in the agent's `directory`."""
+    """Return variables with the paths of the rank wrapper and the registry socket in `directory`."""
     return {WRAPPER: str(directory / _WRAPPER_FILE), REGISTRY: str(directory / _REGISTRY_FILE)}
 
 
@@ -220,16 +219,16 @@ def _make_mpi_agent_directory(given: str) -> Path:
 
 
 def _mpi_directory_in_memory() -> Path:
-    """Create a directory of this agent in /dev/shm or, if that is not possible, among the temporary files."""
+    """Create this agent's directory in /dev/shm or, if that fails, in the folder of temporary files."""
     with suppress(OSError):
         return make_daemon_directory(Path("/dev/shm"))
     return Path(tempfile.mkdtemp(prefix=_PREFIX))
 
 
 def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
-    """Return variables with Open MPI's directories for files and shared memory. By default Open MPI derives both from
-    the host name: ranks of two workers on one host (`dtj local`, hostNetwork) would share them. These directories are
-    also removed afterwards."""
+    """Return Open MPI's variables for its directories of files and shared memory. By default their names depend on the
+    host name only, so that ranks of two workers on one host (`dtj local`, hostNetwork) would share them. The agent
+    deletes these directories."""
     return {
         "OMPI_MCA_orte_tmpdir_base": str(files),
         "PRTE_MCA_prte_tmpdir_base": str(files),
@@ -239,31 +238,30 @@ def _own_mpi_directories(files: Path, shared_memory: Path) -> dict[str, str]:
 
 
 def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_size: int) -> RankState:
-    """Return the failure of a rank that succeeded but was not in the job's world."""
+    """Return the failure of a rank that exited with 0 without joining the world, with the probable reason."""
     library = mpi_library_of(departure.library)
     if library is not None and library.starts_by_hydra != MpiImplementation(starter).starts_by_hydra:
         message = (
-            f"the program uses {departure.library} ({library.value}), but the mpirun of {starter} started it: "
-            f"every rank was a world of one; set spec.mpi.implementation: {library.value} "
-            f"or build it for {starter}"
+            f"the program uses {departure.library} ({library.value}), but the mpirun of {starter} started it: every "
+            f"rank ran in a world of one; set spec.mpi.implementation: {library.value} or build it for {starter}"
         )
         return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     if departure.world is not None:
         message = (
-            f"rank {rank} found a world of {departure.world}, not of {world_size}: its MPI library "
+            f"rank {rank} joined a world of {departure.world} ranks instead of {world_size}: its MPI library "
             f"({departure.library or 'unknown'}) does not work with this mpirun ({starter})"
         )
         return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     message = (
-        f"the program ended well without calling MPI_Init: it ran {world_size} times by itself, not as one job of "
-        f"{world_size} ranks; set spec.mpi.requireInit: false if that is what you want"
+        f"the program exited with 0 but never called MPI_Init: it ran {world_size} times independently, not as one "
+        f"job of {world_size} ranks; set spec.mpi.requireInit: false if that is intended"
     )
     return _mpi_rank_failed(rank, Reason.NO_MPI_INIT, message)
 
 
 def _mpi_rank_stopped(rank: int, number: int) -> RankState:
-    """Return the state of a rank that mpirun has stopped by a signal: always a consequence, even if it is reported
-    first."""
+    """Return the state of a rank that mpirun has stopped by signal `number`. It is never the first cause of a
+    failure."""
     name = signal.Signals(number).name
     return RankState(rank, RankPhase.STOPPED, 128 + number, name, message="ended by mpirun")
 
@@ -273,7 +271,7 @@ def _mpi_rank_failed(rank: int, reason: Reason, message: str) -> RankState:
 
 
 def make_daemon_directory(parent: Path) -> Path:
-    """Create a directory for this process in `parent`, in shared memory, and remove those of killed processes.
+    """Create this process's directory in `parent`, and delete directories that killed processes have left there.
 
     Raises OSError if `parent` cannot be used.
     """
@@ -286,7 +284,7 @@ def make_daemon_directory(parent: Path) -> Path:
 
 
 def _is_abandoned_mpi_directory(directory: Path) -> bool:
-    """Return whether no process holds the directory's lock. A directory without a lock file is being created."""
+    """Return whether the directory has a lock file that no process locks, so that it can be deleted."""
     with suppress(OSError), (directory / _LOCK).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
@@ -294,7 +292,7 @@ def _is_abandoned_mpi_directory(directory: Path) -> bool:
 
 
 def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return variables that make `pod` the host name that the daemon of `command` reports; empty if that is not needed.
+    """Return variables with which the daemon of `command` reports `pod` as its host name; empty if that is not needed.
 
     Open MPI 5's daemon (prted) reports the host's name to mpirun, from which PMIx derives the location of ranks.
     Workers on one host (`dtj local`, hostNetwork) would appear as one node: each daemon would expect all their ranks as
@@ -307,7 +305,7 @@ def node_name_variables(command: str, pod: str, inherited: Mapping[str, str]) ->
     if spec is None or spec.origin is None:
         log.warning(
             "with Open MPI 5, workers with the same host name %s can block in MPI_Init, because ringtrain was "
-            "installed without a C compiler; install ringtrain again with a C compiler",
+            "installed without a C compiler; reinstall it where a C compiler is available",
             socket.gethostname(),
         )
         return {}

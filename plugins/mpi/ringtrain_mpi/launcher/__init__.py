@@ -1,1 +1,1 @@
-"""The launcher's part of an MPI job: mpirun's command line and environment, and the daemons that it requests."""
+"""The launcher's part of an MPI job: run mpirun, start its daemons through agents, decide how the attempt ended."""

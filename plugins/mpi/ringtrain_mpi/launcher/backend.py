@@ -1,4 +1,4 @@
-"""Backends of MPI jobs: mpirun starts the ranks, in a fixed world or in each generation of an elastic one."""
+"""Launcher backends of MPI jobs: one mpirun for a fixed world, or one for each generation of an elastic world."""
 
 import os
 from collections import Counter
@@ -24,7 +24,7 @@ from ringtrain_mpi.settings import MpiSettings
 
 
 class _StopsMpirun:
-    """Mixin that ends mpirun with its ranks, before or after them."""
+    """Mixin that stops mpirun together with its ranks. Ranks that may save a checkpoint are stopped first."""
 
     _config: LauncherConfig
     _mpirun: MpirunJob
@@ -49,7 +49,7 @@ class _StopsMpirun:
 
 
 class MpiBackend(_StopsMpirun, RingBackend):
-    """Backend that runs the launcher's command once all agents have registered."""
+    """Backend of a fixed world: runs the launcher's command (mpirun) once all agents have registered."""
 
     def __init__(self, context: BackendContext, settings: MpiSettings) -> None:
         super().__init__(context)
@@ -58,14 +58,14 @@ class MpiBackend(_StopsMpirun, RingBackend):
         self._gang.ranks_move = True
 
     def in_rank_order(self, workers: Sequence[Registration]) -> list[Registration]:
-        """Sort the launcher's own agent, the last worker, first."""
+        """Return workers in rank order. A launcher that runs ranks is the last worker but has the first ranks."""
         return [workers[-1], *workers[:-1]] if self._launcher_is_worker else list(workers)
 
     def started(self, members: Sequence[Registration]) -> None:
         self._mpirun.start(members)
 
     def refusal_of_running_ranks(self, view: GangView) -> Verdict | None:
-        message = "the launcher was restarted while ranks were running, and their mpirun ended with it"
+        message = "the launcher was restarted while ranks were running, so their mpirun has ended"
         failure = Failure(Reason.LAUNCHER_FAILED, message)
         return Verdict(Outcome.FAILED, contract.EXIT_GANG_STOPPED, view.succeeded, failure)
 
@@ -75,7 +75,7 @@ class MpiBackend(_StopsMpirun, RingBackend):
 
 
 class MpiElasticBackend(_StopsMpirun, ElasticBackend):
-    """Backend that runs an mpirun for each generation."""
+    """Backend of an elastic world: runs a new mpirun for each generation."""
 
     def __init__(self, context: BackendContext, settings: MpiSettings) -> None:
         self._mpirun = MpirunJob(context.config, settings, context.command)
@@ -83,8 +83,8 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
         super().__init__(context)
 
     def may_end(self) -> bool:
-        """Return whether the command has ended with 0. If only the ranks have ended, a script may start its next
-        mpirun, or fail."""
+        """Return whether the launcher's command exited with 0. If the command is a script, it may start another mpirun
+        before it exits."""
         return self._mpirun.end is not None and self._mpirun.end.code == 0
 
     def before_preparing(self) -> None:
@@ -96,7 +96,7 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
         self._mpirun.start([registrations[worker] for worker in slots], slots)
 
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
-        """Return the verdict if mpirun has ended although no rank and no agent was lost."""
+        """Return a failure if mpirun ended although no rank or agent was lost; None otherwise."""
         if self._mpirun.end is None or self._state.phase is not GenerationPhase.RUNNING:
             return None
         slots = [process.slot for process in self._state.members]
@@ -119,7 +119,8 @@ class MpiElasticBackend(_StopsMpirun, ElasticBackend):
 
 
 def open_mpi(context: BackendContext) -> MpiBackend | MpiElasticBackend | None:
-    """Return the backend of an MPI job; None for another job. Raises ConfigurationError."""
+    """Return the backend of an MPI job; None if `spec.backend` is not mpi. Raises ConfigurationError if a setting is
+    invalid."""
     if context.config.backend != "mpi":
         return None
     settings = MpiSettings.from_env(os.environ)
@@ -130,8 +131,9 @@ def open_mpi(context: BackendContext) -> MpiBackend | MpiElasticBackend | None:
     if settings.launcher_as_worker or not rules.restarts:
         on_loss = "Restart" if rules.restarts else "Shrink" if rules.shrinks else "Replace"
         raise ConfigurationError(
-            f"{contract.ENV_ELASTIC}={on_loss} in an mpi job: expected Restart, and a "
-            "launcher without ranks; an MPI world cannot change while its processes live"
+            f"{contract.ENV_ELASTIC}={on_loss} and {contract.ENV_MPI_LAUNCHER_AS_WORKER}="
+            f"{int(settings.launcher_as_worker)} in an elastic mpi job; expected Restart and 0, because an MPI world "
+            "cannot change while its processes run"
         )
     return MpiElasticBackend(context, settings)
 
@@ -141,6 +143,5 @@ def _backend(of_super: Any) -> Backend:
 
 
 def _may_save(verdict: Verdict) -> bool:
-    """Return whether ranks may save before they end. mpirun kills them a second after its stop request, so agents stop
-    them first."""
+    """Return whether ranks may save before they end. Then agents stop them first: mpirun kills ranks after a second."""
     return verdict.failure is None or verdict.failure.reason is Reason.AGENT_LOST

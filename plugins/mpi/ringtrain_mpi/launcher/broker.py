@@ -1,4 +1,4 @@
-"""Broker between `rsh_client` and agents: a Unix socket in the launcher, one daemon per connection."""
+"""Unix socket server in the launcher to which `ringtrain rsh` connects: asks the worker's agent to start a daemon."""
 
 import contextlib
 import logging
@@ -21,7 +21,7 @@ log = logging.getLogger(__name__)
 
 _NOT_WRAPPED = (
     "the launcher's command starts another mpirun than the one in its PATH; write mpirun without "
-    "its folder, and leave PATH as it is (a login shell, bash -l, replaces it)"
+    "its folder, and do not change PATH (a login shell, bash -l, replaces it)"
 )
 _CHUNK = 64 << 10
 _LAST_BYTES = 2000
@@ -29,7 +29,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 
 class MpiDaemonBroker:
-    """Server for `rsh_client` on the Unix socket `path`. `dial(host, command)` creates the requested daemon.
+    """Server for `ringtrain rsh` on the Unix socket `path`. `dial(host, command)` returns a client of the daemon.
 
     `dial` raises DaemonNotStarted for a host that is not a worker. `on_failed(host, code, output tail)` is called for a
     daemon of mpirun that failed. Processes of other users are refused.
@@ -48,7 +48,7 @@ class MpiDaemonBroker:
         self._listener = MpiSocketListener(path, self._serve, "ringtrain-rsh")
 
     def close(self) -> None:
-        """Accept no more connections, and end running daemons."""
+        """Stop accepting connections, and end all running daemons."""
         self._listener.close()
         with self._lock:
             running = list(self._running)
@@ -58,7 +58,7 @@ class MpiDaemonBroker:
     def _serve(self, connection: socket.socket) -> None:
         with connection:
             if not _is_mpirun_user(connection):
-                log.warning("refused a process of another user at the rsh socket")
+                log.warning("refused a connection to the rsh socket: the process belongs to another user")
                 return
             first = receive_message(connection)
             if first is None:
@@ -73,7 +73,7 @@ class MpiDaemonBroker:
                 send_message(connection, {"exit_code": code, "error": error})
 
     def _run(self, connection: socket.socket, message: Mapping[str, Any], files: list[int]) -> tuple[int, str]:
-        """Run one daemon on the client's streams; return the daemon's exit code or, without an exit code, the error."""
+        """Run a daemon with the client's stdin, stdout and stderr; return its exit code and "", or 255 and an error."""
         host, command = str(message["host"]), str(message["command"])
         if message["is_daemon"] and not message["wrapped"]:  # its ranks would never check in
             self._on_failed(host, EXIT_BAD_CONFIGURATION, _NOT_WRAPPED)
@@ -104,7 +104,7 @@ class MpiDaemonBroker:
                     self._running.discard(daemon)
         except DaemonNotStarted as exc:
             if message["is_daemon"]:
-                log.warning("no daemon on %s: %s", host, exc)
+                log.warning("cannot run mpirun's daemon on %s: %s", host, exc)
                 self._on_failed(host, FAILED, str(exc))
             return FAILED, str(exc)
         finally:
@@ -128,7 +128,7 @@ def _mpi_output_writer(file: int) -> Callable[[bytes], None]:
 
 
 class _MpiStderrTail:
-    """Writer of stderr to `file` that stores its end."""
+    """Writer that copies stderr to `file` and stores the last bytes."""
 
     def __init__(self, file: int) -> None:
         self._write = _mpi_output_writer(file)
@@ -139,13 +139,13 @@ class _MpiStderrTail:
         self._end = (self._end + data)[-_LAST_BYTES:]
 
     def text(self) -> str:
-        """Return the last line."""
+        """Return the last line that was written."""
         lines = self._end.decode("utf-8", "replace").strip().splitlines()
         return lines[-1] if lines else ""
 
 
 def _follow_mpirun_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> None:
-    """Send data from `stdin` to the daemon, until its end or until `over` is readable."""
+    """Copy `stdin` to the daemon until end of file, or until `over` becomes readable."""
     poll = select.poll()
     poll.register(stdin, select.POLLIN | select.POLLHUP)
     poll.register(over, select.POLLIN)
@@ -163,7 +163,7 @@ def _follow_mpirun_stdin(daemon: MpirunRemoteDaemon, stdin: int, over: int) -> N
 
 
 def _follow_mpirun_client(daemon: MpirunRemoteDaemon, connection: socket.socket, over: int) -> None:
-    """Forward signals that the client receives. If the client disconnects, end its daemon."""
+    """Forward the client's signals to the daemon until `over` is readable. End the daemon if the client disconnects."""
     poll = select.poll()
     poll.register(connection, select.POLLIN)
     poll.register(over, select.POLLIN)

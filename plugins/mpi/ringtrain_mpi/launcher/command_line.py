@@ -1,5 +1,5 @@
-"""Rewriting of the user's mpirun command line: every program runs in the rank wrapper, with the declared number of
-ranks."""
+"""Rewrite the user's mpirun command line: add -np, and run each program inside the wrapper that reports to the
+agent."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
@@ -18,8 +18,8 @@ WRAPPER = ("/bin/sh", "-c", 'exec "${RINGTRAIN_MPI_WRAPPER:?is set by the worker
 
 @dataclass(frozen=True)
 class MpirunAppContext:
-    """One program of the command line (`:` separates several) and its options. `processes`: value of -np, if
-    present."""
+    """One program of an mpirun command line (`:` separates several), with its options. `processes`: value of -np, or
+    None."""
 
     options: tuple[str, ...]
     program: tuple[str, ...]
@@ -28,12 +28,12 @@ class MpirunAppContext:
 
 
 def is_mpirun(program: str) -> bool:
-    """Return whether `program` (a name or a path) has the name of an mpirun: `/usr/bin/mpiexec.hydra` has."""
+    """Return whether `program`, a name or a path, has the name of an mpirun. Example: `/usr/bin/mpiexec.hydra`."""
     return PurePath(program).name.split(".")[0] in _MPIRUNS
 
 
 def parse_mpirun_arguments(arguments: Sequence[str], implementation: MpiImplementation) -> list[MpirunAppContext]:
-    """Return the programs in mpirun's `arguments`. Raises ConfigurationError for an unknown option."""
+    """Split mpirun's `arguments` into programs with their options. Raises ConfigurationError for an unknown option."""
     parts, rest = [], list(arguments)
     while rest:
         end = rest.index(":") if ":" in rest else len(rest)
@@ -51,14 +51,16 @@ def _parse_mpirun_part(words: list[str], implementation: MpiImplementation) -> M
         name = words[position].lstrip("-")
         count = _mpirun_option_values(name, implementation)
         if position + count >= len(words):
-            raise ConfigurationError(f"mpirun's option {words[position]} is the end of the command: no program follows")
+            raise ConfigurationError(
+                f"mpirun's command ends with the option {words[position]}; expected a program after it"
+            )
         if name in NUMBER:
             processes = _mpirun_option_number(words[position], words[position + 1])
         per_node |= name in PER_NODE
         position += 1 + count
     program = tuple(words[position:])
     if not program:
-        raise ConfigurationError("mpirun has no program to run")
+        raise ConfigurationError("mpirun's command names no program to run")
     return MpirunAppContext(tuple(words[:position]), program, processes, per_node)
 
 
@@ -69,8 +71,8 @@ def _mpirun_option_values(name: str, implementation: MpiImplementation) -> int:
         return VALUES[implementation][name]
     except KeyError as exc:
         raise ConfigurationError(
-            f"-{name} is not a known option of {implementation.value}'s mpirun, so the program behind it cannot "
-            "be found; give the program alone as the command and the option in spec.mpi.options"
+            f"-{name} is not a known option of {implementation.value}'s mpirun, so the program after it cannot "
+            "be found; set only the program as the command, and the option in spec.mpi.options"
         ) from exc
 
 
@@ -81,17 +83,17 @@ def _mpirun_option_number(option: str, value: str) -> int:
 
 
 def refuse_mpirun_sizes(parts: Sequence[MpirunAppContext]) -> None:
-    """Raise CannotRun (SlotsMismatch) if the command fixes the number of ranks, which changes in an elastic job."""
+    """Raise CannotRun (SlotsMismatch) if an elastic job's command fixes the number of ranks."""
     if len(parts) > 1 or parts[0].per_node or parts[0].processes is not None:
         raise CannotRun(
             Reason.SLOTS_MISMATCH,
             "the command sets the number of ranks (-np, or several programs), but in an elastic job the "
-            "number changes; leave -np out and pass one program",
+            "number changes; omit -np and pass one program",
         )
 
 
 def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> list[MpirunAppContext]:
-    """Return `parts` with -np: all ranks of the declared world.
+    """Return `parts` with -np set to the job's world size, unless the user has set numbers.
 
     Raises CannotRun (SlotsMismatch) if the user's numbers differ from the declared world size.
     """
@@ -102,14 +104,14 @@ def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> l
     if len(given) == len(parts) and sum(given) != world_size:
         raise CannotRun(
             Reason.SLOTS_MISMATCH,
-            f"the command starts {sum(given)} ranks (-np), the job declares {world_size} (workers x "
-            "slotsPerWorker); leave -np out, or make them equal",
+            f"the command starts {sum(given)} ranks (-np), but the job declares {world_size} (workers x "
+            "slotsPerWorker); omit -np, or make the numbers equal",
         )
     return list(parts)
 
 
 def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
-    """Return mpirun's arguments, with every program inside the rank wrapper."""
+    """Return mpirun's arguments for `parts`, with the rank wrapper before every program."""
     words: list[str] = []
     for part in parts:
         words += [":"] if words else []
@@ -119,8 +121,8 @@ def wrapped_mpirun_program(parts: Sequence[MpirunAppContext]) -> list[str]:
 
 @dataclass(frozen=True)
 class MpirunLine:
-    """Command line shared by all mpirun calls of the job. `options`: options of `spec.mpi`; `own_address`: address
-    of the launcher. `hostfile`: path of the hostfile; empty if it is not known yet."""
+    """Fields that all mpirun command lines of a job share. `options`: from `spec.mpi`; `own_address`: the launcher's
+    address. `hostfile`: path of the hostfile; empty if it does not exist yet."""
 
     mpirun: MpirunVersion
     options: tuple[str, ...]
@@ -131,7 +133,7 @@ class MpirunLine:
     def words(
         self, arguments: Sequence[str], *, as_declared: bool = True, variables: Collection[str] = ()
     ) -> list[str]:
-        """Return the words of mpirun with the user's `arguments`: our options first, every program inside the wrapper.
+        """Return the whole mpirun command line: Ringtrain's options, `arguments`, a rank wrapper before each program.
 
         Execute them with `mpirun.path` as the program, whatever the first word is: if the first word is a path, Open
         MPI starts its daemons from the same path on the workers. MPICH searches its daemons in that path's folder.

@@ -1,4 +1,4 @@
-"""Hostfile and environment of mpirun, with the variable names of all its versions."""
+"""Hostfile and environment variables with which the launcher runs mpirun, for each MPI implementation."""
 
 import re
 from collections import Counter
@@ -16,10 +16,10 @@ _SHARING = "ringtrain-worker-"
 
 
 def mpirun_host_names(workers: Sequence[Registration], own_address: str) -> list[str]:
-    """Return a name for each worker: the address that its agent registered, which needs no name service.
+    """Return a hostfile name for each worker: the IP address that its agent registered, if that address is unique.
 
-    Workers that share an address (one machine, or the network of one node), or have the launcher's, where mpirun would
-    start the ranks itself, get names that mpirun only passes to `ringtrain rsh`.
+    Two kinds of workers get a name that only `ringtrain rsh` resolves: workers that share an address (one machine, or
+    the network of one node), and a worker with the launcher's address, where mpirun would start the ranks itself.
     """
     count = Counter(worker.address for worker in workers)
     return [
@@ -31,7 +31,8 @@ def mpirun_host_names(workers: Sequence[Registration], own_address: str) -> list
 
 
 def mpirun_hostfile(slots: Mapping[str, int], implementation: MpiImplementation) -> str:
-    """Return the hostfile with the workers in order: rank r is on worker r // slots unless the user maps otherwise.
+    """Return the text of the hostfile. The order of its lines places rank r on worker r // (slots per worker), unless
+    the user maps otherwise.
 
     `slots`: slots of each worker, by its name for mpirun.
     """
@@ -42,7 +43,8 @@ def mpirun_hostfile(slots: Mapping[str, int], implementation: MpiImplementation)
 
 @dataclass(frozen=True)
 class MpirunPaths:
-    """Files that the launcher has created for mpirun. `rsh`: executable that replaces ssh."""
+    """Files that the launcher creates for mpirun. `rsh`: program that replaces ssh. `socket`: socket by which `rsh`
+    calls the launcher."""
 
     hostfile: Path
     rsh: Path
@@ -52,8 +54,8 @@ class MpirunPaths:
 def mpirun_environment(
     mpirun: MpirunVersion, paths: MpirunPaths, slots: Mapping[str, int], inherited: Mapping[str, str]
 ) -> dict[str, str]:
-    """Return all variables of `mpirun`. `slots`: slots of each host. The user's own MPI settings have precedence,
-    except for the start of daemons."""
+    """Return the environment of `mpirun`. `slots`: number of ranks by host. The user's MPI variables override ours,
+    except those that say how daemons are started."""
     if mpirun.implementation is MpiImplementation.OPEN_MPI:
         defaults, ours = _open_mpi_environment(paths)
         if any(name.startswith(_SHARING) for name in slots):
@@ -69,8 +71,8 @@ def mpirun_environment(
 
 
 def _open_mpi_environment(paths: MpirunPaths) -> tuple[dict[str, str], dict[str, str]]:
-    """Return the default and the fixed variables of Open MPI. Version 4 (ORTE) reads OMPI_MCA_…, version 5 (PRRTE)
-    PRTE_MCA_…: with the old names alone, version 5 would run all ranks on the launcher and report success."""
+    """Return Open MPI's variables: those that the user may override, and fixed ones. Version 4 reads OMPI_MCA_…,
+    version 5 PRTE_MCA_…; without the latter, version 5 would run all ranks on the launcher and report success."""
     defaults = {
         # Pods run under any user id; mpirun's warning about root does not apply to a container's root.
         "OMPI_ALLOW_RUN_AS_ROOT": "1",
@@ -138,7 +140,7 @@ _UPSTREAM = re.compile(r"(?<= --upstream-host )\S+")
 
 
 def mpirun_daemon_command(command: str, own_address: str) -> str:
-    """Return mpirun's daemon `command` without files that exist only on the launcher.
+    """Return the daemon's `command` without paths of files that exist only on the launcher.
 
     Open MPI 4's daemon ends if it does not find the remote shell of its command line, although it does not use it.
     `own_address`: replaces the launcher's host name, which workers may be unable to resolve.
@@ -147,7 +149,7 @@ def mpirun_daemon_command(command: str, own_address: str) -> str:
 
 
 def placing_options(implementation: MpiImplementation, own_address: str, variables: Collection[str]) -> list[str]:
-    """Return options that can only be set on mpirun's command line. `variables`: names of mpirun's variables."""
+    """Return options for mpirun that no variable can set. `variables`: names of the variables in its environment."""
     if implementation is MpiImplementation.OPEN_MPI:
         return []
     # Without -localhost, Hydra's proxies would connect to the launcher's host name, which they may be unable to

@@ -1,4 +1,4 @@
-"""The launcher of an MPI job: prepares mpirun, runs the user's command, and records its end."""
+"""The mpirun of an MPI job's launcher: prepare the command, run it, record its exit."""
 
 import logging
 import os
@@ -21,7 +21,7 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.authentication import MpiDaemonClaim
-from ringtrain.shared.processes import end_child, signal_group, start_child
+from ringtrain.shared.processes import NO_PROGRAM, end_child, signal_group, start_child
 from ringtrain.shared.rpc import RpcPeer, dial
 from ringtrain_job.control.model import Registration
 from ringtrain_job.launcher.config import LauncherConfig
@@ -56,14 +56,14 @@ _LAST_OUTPUT_S = 1.0
 
 
 class MpirunJob:
-    """mpirun of one attempt. Call `start` once all agents have registered, then poll `end`, and finally `close`.
+    """The launcher's command, which runs mpirun. Call `start` when all agents have registered; `end` shows its exit.
 
     In an elastic job each generation has its own command: call `halt` before the next `start`.
     """
 
     def __init__(self, config: LauncherConfig, settings: MpiSettings, command: Sequence[str]) -> None:
-        """Check and prepare the command. Raises ConfigurationError (CannotRun) for errors that can be found before
-        workers exist."""
+        """Check and prepare the command. Raises ConfigurationError (CannotRun) for errors that show before workers
+        exist."""
         if not command:
             raise ConfigurationError("the launcher of an mpi job needs a command: mpirun and a program")
         self._config = config
@@ -92,11 +92,11 @@ class MpirunJob:
 
     @property
     def needs_init(self) -> bool | None:
-        """Whether a success without MPI_Init is a failure. None: the launcher only logs a warning."""
+        """Whether ranks that succeed without MPI_Init are a failure. None: the launcher only logs a warning."""
         return self._settings.needs_init
 
     def start(self, workers: Sequence[Registration], slots: Mapping[int, int] | None = None) -> None:
-        """Run the command. The hostfile contains the workers in their order, by their registered addresses.
+        """Run the command. The hostfile lists `workers` in the given order, by the addresses that they registered.
 
         `slots`: slots to use, by worker index; default: all slots of each worker.
         """
@@ -123,17 +123,25 @@ class MpirunJob:
             environment |= write_mpirun_shims(shims, line)
             words, program = mpirun_by_shim(self._command, self._mpirun.path, shims), self._command[0]
         log.info("%s starts %d ranks on %d workers", self._mpirun, ranks, len(workers))
-        self._process = start_child(
-            words,
-            environment,
-            executable=shutil.which(program, path=environment.get("PATH")),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-        )
+        try:
+            self._process = start_child(
+                words,
+                environment,
+                executable=shutil.which(program, path=environment.get("PATH")),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as exc:
+            if exc.errno not in NO_PROGRAM:
+                raise
+            code = 127 if isinstance(exc, FileNotFoundError) else 126
+            problem = f"the launcher's command {program} cannot be executed: {exc.strerror}"
+            self.end = CommandEnd(code, time.monotonic(), not_started=problem)
+            return
         threading.Thread(target=self._follow, args=(self._process,), name="ringtrain-mpirun", daemon=True).start()
 
     def halt(self, grace_s: float) -> None:
-        """End the running command, if any, and its daemons; afterwards another may `start`."""
+        """End the running command, if any, and its daemons. Call `start` to run the next one."""
         self._end_process(grace_s)
         self._run.close()
         self._process, self.end, self.failed_daemon = None, None, None
@@ -142,11 +150,11 @@ class MpirunJob:
 
     @property
     def running(self) -> bool:
-        """Whether the command runs."""
+        """Whether the command is running."""
         return self._process is not None and self.end is None
 
     def stop(self) -> None:
-        """Request the command to end, which stops its ranks; kill it if that takes too long."""
+        """Send SIGTERM to the command, which then stops its ranks; send SIGKILL if it runs too long."""
         self._signal(signal.SIGTERM)
         # An mpirun that waits for a host that has disappeared would wait for minutes.
         impatience = threading.Timer(self._config.settle_s, self._signal, [signal.SIGKILL])
@@ -154,7 +162,7 @@ class MpirunJob:
         self._stack.callback(impatience.cancel)
 
     def close(self, grace_s: float) -> None:
-        """End the command, and delete its files and threads."""
+        """End the command, stop its threads and delete its files."""
         self._end_process(grace_s)
         self._stack.close()
 
@@ -178,7 +186,7 @@ class MpirunJob:
         return MpirunLine(self._mpirun, self._settings.options, ranks, own_address)
 
     def _names(self, workers: Sequence[Registration], address: str) -> dict[str, Registration]:
-        """Return the workers by their names for mpirun, in the order of their ranks."""
+        """Return the workers in rank order, by the names that mpirun uses for them."""
         if not self._own_agent:
             return dict(zip(mpirun_host_names(workers, address), workers, strict=True))
         # mpirun starts the ranks of the host with this pod's address itself.
@@ -194,10 +202,13 @@ class MpirunJob:
         return paths
 
     def _daemon(self, host: str, command: str) -> MpirunRemoteDaemon:
-        """Return the daemon for `command` on `host`, a name in the hostfile. Raises DaemonNotStarted."""
+        """Return a client that can start `command` on `host`, a name in the hostfile. Raises DaemonNotStarted if no
+        worker has that name."""
         channel = self._channels.get(host)
         if channel is None:
-            raise DaemonNotStarted(f"no worker of this job has that address; it has {', '.join(self._channels)}")
+            raise DaemonNotStarted(
+                f"no worker of this job has the address {host}; expected one of {', '.join(self._channels)}"
+            )
         config = self._config
         claim = MpiDaemonClaim(config.job.uid, config.job.attempt, mpirun_daemon_command(command, self._own_address))
         return MpirunRemoteDaemon(channel, config.secrets.token, claim, config.timeout_s)
@@ -207,8 +218,7 @@ class MpirunJob:
             self.failed_daemon = DaemonEnd(host, code, said, time.monotonic())
 
     def _follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Record the end of the command, and kill processes that a script has left in the background, like the end of
-        its pod."""
+        """Wait for the command, record its exit code, and kill processes that a script has left in the background."""
         reader = threading.Thread(
             target=self._copy_output, args=(process,), name="ringtrain-mpirun-output", daemon=True
         )
@@ -219,10 +229,10 @@ class MpirunJob:
         end = CommandEnd(code, time.monotonic(), tuple(self._tail))
         if process is self._process:  # otherwise it was halted
             self.end = end
-            log.info("the launcher's command ended with %d", end.code)
+            log.info("the launcher's command exited with %d", end.code)
 
     def _copy_output(self, process: "subprocess.Popen[bytes]") -> None:
-        """Copy the command's own output to stderr, and store its last lines."""
+        """Copy the command's output to this process's stderr, and store its last lines."""
         assert process.stdout is not None
         for line in process.stdout:
             sys.stderr.buffer.write(line)
@@ -235,7 +245,7 @@ class MpirunJob:
 
 
 class MpirunLauncherAgent:
-    """The launcher as a worker: an agent in the launcher's pod, the last of the gang.
+    """Agent process in the launcher's pod, for jobs whose launcher also runs ranks. It has the last worker index.
 
     `directory`: directory of its registry, in which an mpirun in the same pod finds it.
     """
@@ -252,9 +262,9 @@ class MpirunLauncherAgent:
         self._process = start_child([sys.executable, "-m", "ringtrain", "agent"], {**inherited, **own})
 
     def variables(self) -> dict[str, str]:
-        """Return the variables with which ranks that mpirun starts in this pod find the agent's registry."""
+        """Return variables with which ranks in the launcher's pod find the registry of this agent."""
         return registry_variables(self._directory)
 
     def close(self, grace_s: float) -> None:
-        """Wait for the agent, which the launcher has released, and end it if it continues."""
+        """Wait at most `grace_s` for the agent, which the launcher has already released; then kill it."""
         end_child(self._process, grace_s)

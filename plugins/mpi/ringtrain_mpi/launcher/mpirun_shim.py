@@ -1,4 +1,4 @@
-"""The `mpirun` that a launcher's script finds in PATH: calls the real one with the command line that the job needs."""
+"""Replacement for `mpirun` in the PATH of a launcher's script: executes the real mpirun with the job's options."""
 
 import json
 import os
@@ -27,13 +27,13 @@ _PROFILE_S = 30.0
 
 
 def named_mpirun(command: Sequence[str]) -> str | None:
-    """Return the first existing mpirun to which a script's command refers by its absolute path; None without one."""
+    """Return the first existing mpirun that a script's command names by absolute path; None if it names none."""
     paths = (path for word in command for path in _PATH.findall(word))
     return next((path for path in paths if is_mpirun(path) and shutil.which(path)), None)
 
 
 def mpirun_login_path(command: Sequence[str]) -> str | None:
-    """Return the PATH that the login shell `command` sets; None if it is not a login shell."""
+    """Return the PATH that the login shell `command` would set; None if it is not a login shell or fails."""
     if not _mpirun_login_shell(command)[0]:
         return None
     words = [command[0], "-lc", 'printf "\\n%s" "$PATH"']
@@ -47,8 +47,8 @@ def mpirun_login_path(command: Sequence[str]) -> str | None:
 
 
 def mpirun_by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list[str]:
-    """Return a script's `command` in which the shim in `directory` replaces the absolute path `mpirun`. For a login
-    shell, whose PATH /etc/profile resets, the script text also sets PATH."""
+    """Return a script's `command` with the path `mpirun` replaced by the shim in `directory`. For a login shell, whose
+    /etc/profile resets PATH, the script also sets PATH."""
     shim = str(directory / Path(mpirun).name)
     words = [_PATH.sub(lambda found: shim if found[0] == mpirun else found[0], word) for word in command]
     is_login, text = _mpirun_login_shell(command)
@@ -58,8 +58,8 @@ def mpirun_by_shim(command: Sequence[str], mpirun: str, directory: Path) -> list
 
 
 def _mpirun_login_shell(command: Sequence[str]) -> tuple[bool, int]:
-    """Return whether `command` starts a login shell, and the index of the word that is the shell's text; the number of
-    words if there is none."""
+    """Return a pair: whether `command` starts a login shell, and the index of the script text in it (its length if it
+    has none)."""
     if Path(command[0]).name not in _SHELLS:
         return False, len(command)
     position, is_login, has_text = 1, False, False
@@ -72,7 +72,7 @@ def _mpirun_login_shell(command: Sequence[str]) -> tuple[bool, int]:
 
 
 def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
-    """Create the shims in `directory`; return the variables that they need.
+    """Create the shims of mpirun and ssh in `directory`; return the variables with which a script finds them.
 
     A bash whose script or /etc/profile resets PATH finds them as functions.
     """
@@ -92,7 +92,8 @@ def write_mpirun_shims(directory: Path, line: MpirunLine) -> dict[str, str]:
 
 
 def main(arguments: list[str]) -> int:
-    """Execute the real mpirun with `arguments`."""
+    """Execute the real mpirun with the script's `arguments` and the options that the job needs. Return an exit code
+    only if that fails."""
     shared = json.loads(os.environ[LINE])
     mpirun = shared["mpirun"]
     mpirun["implementation"] = MpiImplementation(mpirun["implementation"])

@@ -1,4 +1,4 @@
-"""Number of values of each mpirun option, which is needed to find the program after the options.
+"""Number of values of each mpirun option, used to find the program that follows the options.
 
 Names are without their dashes, one or two. Sources: `mpirun --help` of Open MPI 4.1, prterun(1) of Open MPI 5.0, and
 `mpiexec -help` of MPICH 4.0.

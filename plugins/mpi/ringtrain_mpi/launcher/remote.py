@@ -1,4 +1,4 @@
-"""The launcher's side of one daemon: call the agent, carry the streams, return the exit code."""
+"""Client of an agent's daemon service: start one mpirun daemon, forward its streams, return its exit code."""
 
 import logging
 import queue
@@ -20,19 +20,20 @@ _QUEUED_CHUNKS = 16
 
 
 class DaemonNotStarted(RingtrainError, ConnectionError):
-    """The agent refused to start a daemon, was not reached, or was lost while the daemon ran."""
+    """Error: the agent refused to start a daemon, did not answer, or was lost while the daemon was running."""
 
 
 @dataclass(frozen=True)
 class MpirunDaemonOutput:
-    """Receivers of the daemon's output; both are called in order, from one thread."""
+    """Callbacks for a daemon's output. One thread calls all of them, in the order of the output."""
 
     stdout: Callable[[bytes], None]
     stderr: Callable[[bytes], None]
 
 
 class MpirunRemoteDaemon:
-    """One daemon on one worker. `run` blocks until it has ended; meanwhile any thread may call the other methods.
+    """One mpirun daemon on a worker. `run` blocks until the daemon has ended; other threads may call other methods
+    meanwhile.
 
     The call waits `start_s` for the agent's answer, and without limit for the daemon: mpirun decides how long it is
     needed, and gRPC's keepalive detects a lost agent.
@@ -49,7 +50,8 @@ class MpirunRemoteDaemon:
         self._call: Any = None
 
     def run(self, output: MpirunDaemonOutput) -> int:
-        """Start the daemon, forward its output, and return its exit code. Raises DaemonNotStarted."""
+        """Start the daemon, forward its output, and return its exit code. Raises DaemonNotStarted if it does not start
+        or the call ends early."""
         self._call = DaemonsStub(self._channel).Run(self._outgoing(), wait_for_ready=True)
         impatience = threading.Timer(self._start_s, self._call.cancel)
         impatience.start()
@@ -70,10 +72,10 @@ class MpirunRemoteDaemon:
         finally:
             impatience.cancel()
             self.cancel()
-        raise DaemonNotStarted("the agent hung up")
+        raise DaemonNotStarted("the agent closed the call before the daemon ended")
 
     def feed(self, data: bytes) -> None:
-        """Send `data` to the daemon's stdin; empty data closes it. Blocks while the agent accepts no more."""
+        """Send `data` to the daemon's stdin; empty data closes it. Blocks while the agent's queue is full."""
         self._put(pb.RunRequest(stdin=data) if data else pb.RunRequest(stdin_end=True))
 
     def signal(self, number: int) -> None:
@@ -81,7 +83,7 @@ class MpirunRemoteDaemon:
         self._put(pb.RunRequest(signal=number))
 
     def cancel(self) -> None:
-        """End the call, and the daemon with it."""
+        """Cancel the gRPC call; the agent then ends the daemon."""
         self._over.set()
         self._started.set()  # releases waiting threads
         if self._call is not None:
@@ -92,10 +94,10 @@ class MpirunRemoteDaemon:
         if code is not grpc.StatusCode.CANCELLED:
             return f"{code.name}: {details}"
         if self._over.is_set():
-            return "mpirun, or the launcher, did not wait for its end"
+            return "mpirun or the launcher cancelled the call"
         if self._started.is_set():
-            return "the agent ended it"
-        return f"the agent did not start it within {self._start_s:g} s"
+            return "the agent ended the daemon"
+        return f"the agent did not start the daemon within {self._start_s:g} s"
 
     def _start(self, nonce: bytes) -> Any:
         claim = self._claim
@@ -104,7 +106,7 @@ class MpirunRemoteDaemon:
         return pb.RunRequest(start=start)
 
     def _put(self, request: Any) -> None:
-        """Queue `request` after the start request; dropped if the call is over."""
+        """Queue `request` after the daemon has started. The request is dropped if the call is over."""
         self._started.wait()
         while not self._over.is_set():
             try:

@@ -1,4 +1,4 @@
-"""Verdict on an MPI attempt, from the reports of its ranks and the end of the command that started them."""
+"""Verdict on an MPI attempt, from the reports of its ranks and the exit of the command that started them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,25 +9,28 @@ from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Ver
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict
 
 NO_MPI_INIT = (
-    "called MPI_Init: they met by other means, such as torch.distributed's, or each ran by itself. "
-    "spec.mpi.requireInit: true makes that a failure, false leaves this warning out"
+    "called MPI_Init: they communicated by other means, such as torch.distributed, or not at all. "
+    "spec.mpi.requireInit: true makes that a failure; false disables this warning"
 )
 
 
 @dataclass(frozen=True)
 class CommandEnd:
-    """End of the launcher's command. `code`: exit code, negative for a signal; `tail`: last lines of its output.
-    `at`: time on the launcher's monotonic clock."""
+    """Exit of the launcher's command. `code`: exit code, negative for a signal; `tail`: last lines of its output. `at`:
+    seconds on the launcher's monotonic clock. `not_started`: why the command could not be started; empty if it ran."""
 
     code: int
     at: float
     tail: Sequence[str] = ()
+    not_started: str = ""
 
 
 @dataclass(frozen=True)
 class DaemonEnd:
-    """The first of mpirun's daemons that failed. `at`: time on the launcher's monotonic clock; `said`: last line of
-    the daemon's output."""
+    """Failure of the first of mpirun's daemons that failed.
+
+    `code`: its exit code. `said`: its last line of output. `at`: time of the failure, in seconds of `time.monotonic`.
+    """
 
     host: str
     code: int
@@ -38,10 +41,12 @@ class DaemonEnd:
 def decide_mpi(
     view: GangView, command: CommandEnd | None, daemon: DaemonEnd | None, now: float, patience: VerdictPatience
 ) -> Verdict | None:
-    """Return the verdict, or None while the attempt is undecided. `command`: None while it runs.
+    """Return the verdict on the attempt, or None if it is undecided. `command`: exit of mpirun; None while it runs.
 
     Reports of ranks have precedence: an mpirun nearly always fails because of a rank.
     """
+    if command is not None and command.not_started:
+        return Verdict(Outcome.FAILED, command.code, 0, Failure(Reason.CANNOT_START, command.not_started))
     if command is not None and command.code > 0:
         view = replace(view, command_code=command.code)
     end = command or daemon
@@ -73,13 +78,12 @@ def decide_mpi(
 
 
 def _no_mpi_rank_failed(view: GangView, verdict: Verdict) -> bool:
-    """Return whether the only problem is that ranks were stopped."""
+    """Return whether some ranks have ended in `view` but the verdict names no failed rank, only an incomplete world."""
     return verdict.failure is not None and verdict.failure.reason is Reason.WORLD_INCOMPLETE and bool(view.exits)
 
 
 def _mpirun_may_know(view: GangView, verdict: Verdict, now: float, patience: VerdictPatience) -> bool:
-    """Return whether mpirun, which is about to end, may still show that another rank failed earlier than the reported
-    one."""
+    """Return whether the end of mpirun may soon show that another rank failed before the reported one."""
     failure = verdict.failure
     if failure is None or failure.reason is not Reason.RANK_FAILED or failure.signal not in ("", "SIGTERM"):
         return False
@@ -92,8 +96,8 @@ def _mpirun_just_ended(view: GangView, now: float, patience: VerdictPatience) ->
 
 
 def _without_mpi_daemon(view: GangView, daemon: DaemonEnd, tail: Sequence[str] = ()) -> Verdict:
-    """Return the verdict on a failed daemon. `tail`: mpirun's last lines, which may contain the reason."""
-    message = f"mpirun's daemon on {daemon.host} ended with {daemon.code}: {daemon.said or 'it said nothing'}"
+    """Return the verdict for a failed mpirun daemon. `tail`: mpirun's last lines, which may contain the reason."""
+    message = f"mpirun's daemon on {daemon.host} exited with {daemon.code}: {daemon.said or 'it wrote no output'}"
     code = daemon.code if 0 < daemon.code < 256 else 1
     return Verdict(Outcome.FAILED, code, view.succeeded, Failure(Reason.LAUNCHER_FAILED, message, log_tail=tuple(tail)))
 
@@ -103,18 +107,18 @@ def _mpirun_failure(view: GangView, command: CommandEnd) -> Failure:
     tail = tuple(command.tail)
     if command.code:
         how = f"was killed by signal {-command.code}" if command.code < 0 else f"exited with {command.code}"
-        message = f"the launcher's command {how} though no rank failed ({view.succeeded} of {size} ended well)"
+        message = f"the launcher's command {how} although no rank failed ({view.succeeded} of {size} ranks succeeded)"
         return Failure(Reason.LAUNCHER_FAILED, message, log_tail=tail)
     absent = [state.rank for state in view.ranks if state.phase is RankPhase.WAITING]
     if len(absent) == size:
         message = (
-            f"the launcher's command ended well, but none of the {size} ranks has checked in; it has to "
+            f"the launcher's command exited with 0, but none of the {size} ranks has checked in; it must "
             "start them with the mpirun that it finds in PATH"
         )
         return Failure(Reason.WORLD_INCOMPLETE, message, log_tail=tail)
-    names = in_ranges(absent) if absent else "none is missing, but some have not ended well"
+    names = in_ranges(absent) if absent else "none, but some did not succeed"
     message = (
-        f"the launcher's command ended well with {view.succeeded} of {size} ranks; missing: {names}. The job "
-        f"declares {len(view.workers)} workers x {view.slots} slots"
+        f"the launcher's command exited with 0, but only {view.succeeded} of {size} ranks succeeded; missing: "
+        f"{names}. The job declares {len(view.workers)} workers x {view.slots} slots"
     )
     return Failure(Reason.WORLD_INCOMPLETE, message, rank=absent[0] if absent else None, log_tail=tail)

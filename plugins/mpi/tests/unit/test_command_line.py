@@ -68,7 +68,7 @@ def test_a_command_line_of_intel_mpi() -> None:
     ("arguments", "says"),
     [
         pytest.param("-np many train", "-np is 'many': expected a number of processes", id="not-a-number"),
-        pytest.param("-np 4", "mpirun has no program to run", id="no-program"),
+        pytest.param("-np 4", "names no program to run", id="no-program"),
         pytest.param("--magic train", "-magic is not a known option of OpenMPI's mpirun", id="unknown-option"),
     ],
 )
@@ -80,7 +80,7 @@ def test_a_command_line_that_cannot_be_read(arguments: str, says: str) -> None:
 @pytest.mark.parametrize("arguments", ["-np 3 train", "-np 2 a : -np 3 b"])
 def test_another_world_than_declared(arguments: str) -> None:
     """Says both numbers, and its own reason in the job's status."""
-    with pytest.raises(CannotRun, match=r"starts [35] ranks \(-np\), the job declares 4") as raised:
+    with pytest.raises(CannotRun, match=r"starts [35] ranks \(-np\), but the job declares 4") as raised:
         line(OPEN_MPI).words(arguments.split())
     assert raised.value.reason is Reason.SLOTS_MISMATCH
 

@@ -74,7 +74,7 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
             gang(*STOPPED), None, None, Reason.WORLD_INCOMPLETE, "only 0 of 4", id="mpirun-does-not-end",
         ),
         pytest.param(
-            RUNNING, None, LOST_DAEMON, Reason.LAUNCHER_FAILED, "daemon on 10.0.0.2 ended with 1: bind() failed",
+            RUNNING, None, LOST_DAEMON, Reason.LAUNCHER_FAILED, "daemon on 10.0.0.2 exited with 1: bind() failed",
             id="mpirun-waits-for-a-lost-daemon",
         ),
         pytest.param(
@@ -95,7 +95,7 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         ),
         pytest.param(
             gang(rank(0, RankPhase.SUCCEEDED, 0)), CommandEnd(0, 10.0), None, Reason.WORLD_INCOMPLETE,
-            "ended well with 1 of 4 ranks; missing: 1-3. The job declares 2 workers x 2 slots", id="too-few",
+            "exited with 0, but only 1 of 4 ranks succeeded; missing: 1-3. The job declares 2 workers", id="too-few",
         ),
     ],
 )  # fmt: skip
@@ -112,7 +112,7 @@ def test_a_daemon_that_ends_before_any_rank() -> None:
     """The verdict contains mpirun's output, because the daemon may have printed nothing."""
     daemon = DaemonEnd("10.0.0.2", 1, "", at=10.0)
     verdict = decide_mpi(gang(), CommandEnd(1, 10.0, ("no such directory",)), daemon, 14.5, PATIENCE)
-    assert verdict.failure.message == "mpirun's daemon on 10.0.0.2 ended with 1: it said nothing"
+    assert verdict.failure.message == "mpirun's daemon on 10.0.0.2 exited with 1: it wrote no output"
     assert verdict.failure.log_tail == ("no such directory",)
 
 

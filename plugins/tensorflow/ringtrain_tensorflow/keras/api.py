@@ -1,4 +1,4 @@
-"""The Keras behind `tf.keras`: Keras 3 or, with `TF_USE_LEGACY_KERAS=1`, Keras 2 from the package tf_keras."""
+"""Access to the Keras behind `tf.keras`: Keras 3, or Keras 2 (package tf_keras) with `TF_USE_LEGACY_KERAS=1`."""
 
 from typing import Any, Final
 
@@ -9,7 +9,7 @@ IS_KERAS_2: Final = not hasattr(keras, "ops")
 
 
 def is_keras_optimizer(given: Any) -> bool:
-    """Return whether `given` is an optimizer of this Keras."""
+    """Return whether `given` is an optimizer of the Keras version in use."""
     kinds = [keras.optimizers.Optimizer]
     if IS_KERAS_2:
         kinds.append(keras.optimizers.legacy.Optimizer)
@@ -17,8 +17,7 @@ def is_keras_optimizer(given: Any) -> bool:
 
 
 def variables_of(optimizer: Any) -> list[Any]:
-    """Return the state of an optimizer, including its learning rate, which Keras 2 omits from `variables`. Some
-    optimizers of Keras 2 have a method `variables`."""
+    """Return the variables of an optimizer with its learning rate, which Keras 2 leaves out of `variables`."""
     found = optimizer.variables
     state = list(found() if callable(found) else found)
     if not IS_KERAS_2:

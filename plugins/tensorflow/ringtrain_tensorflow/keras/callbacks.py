@@ -21,11 +21,11 @@ from ringtrain_tensorflow.variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
-    """Broadcast the weights and the optimizer state of `root_rank` at the start of training.
+    """Callback that sends the weights and the optimizer state of `root_rank` to all ranks when training starts.
 
-    Weights are sent before the first batch if the model is built by then, and weights and optimizer state after it in
-    any case. `device`: accepted for compatibility with Horovod. `local_variables`: not changed. This callback also
-    records batches in the timeline; the time between two batches is input.
+    Weights are sent before the first batch if the model is built by then. Weights and optimizer state are sent after
+    the first batch in any case. `device`: accepted for compatibility with Horovod. `local_variables`: variables that
+    are not sent. This callback also records batches in the timeline; the time between two batches counts as input.
     """
 
     def __init__(self, root_rank: int, device: str = "", local_variables: Collection[Any] | None = None) -> None:
@@ -65,7 +65,8 @@ class BroadcastGlobalVariablesCallback(keras.callbacks.Callback):
 
 
 class MetricAverageCallback(keras.callbacks.Callback):
-    """Average the metrics of all ranks at the end of each epoch, in place, for callbacks that come after this one.
+    """Callback that replaces metrics by their average over all ranks at the end of each epoch. Later callbacks see the
+    averages.
 
     `device`: accepted for compatibility with Horovod.
     """
@@ -84,8 +85,7 @@ class MetricAverageCallback(keras.callbacks.Callback):
 
 
 class LearningRateScheduleCallback(keras.callbacks.Callback):
-    """Set the learning rate to `initial_lr * multiplier` in epochs from `start_epoch` up to, not including,
-    `end_epoch`.
+    """Callback that sets the learning rate to `initial_lr * multiplier` from `start_epoch` until before `end_epoch`.
 
     `multiplier`: a number, or a function of the epoch. `staircase`: set the rate once per epoch; otherwise at every
     batch, with a fractional epoch. `momentum_correction`: when the rate changes, scale the velocities of an optimizer
@@ -146,7 +146,7 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
 
 class LearningRateWarmupCallback(LearningRateScheduleCallback):
-    """Increase the learning rate linearly from `initial_lr / size` to `initial_lr` over `warmup_epochs`.
+    """Callback that increases the learning rate from `initial_lr / size` to `initial_lr` over `warmup_epochs`.
 
     Goyal et al. 2017, "Accurate, large minibatch SGD". `verbose`: print the rate at the end.
     """
@@ -176,8 +176,8 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class GatherState(keras.callbacks.Callback):
-    """Gather the state of a `HostOptimizer` on `root`, or on every rank if None, so that subsequent callbacks can save
-    it there: `ModelCheckpoint`, `BackupAndRestore`. Use it on every rank.
+    """Callback that gathers the state of a `HostOptimizer` on rank `root` (None: on all ranks), so that later callbacks
+    such as `ModelCheckpoint` or `BackupAndRestore` can save it. Use it on every rank.
 
     `save_freq`: the same value as for the saving callback: "epoch", or a number of batches.
     """
@@ -214,7 +214,7 @@ class GatherState(keras.callbacks.Callback):
 
 
 class Report(keras.callbacks.Callback):
-    """Report progress to the launcher after each batch: step, epoch and loss, like `ringtrain.report`.
+    """Callback that reports step, epoch and loss to the launcher after each batch, like `ringtrain.report`.
 
     `samples`: number of samples in a batch of this rank, for the throughput, counted in `unit`.
     """
@@ -240,7 +240,7 @@ class Report(keras.callbacks.Callback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """Save the model whenever `monitor` improves on its best value; on rank 0 only.
+    """Callback that saves the model whenever `monitor` reaches a new best value; on rank 0 only.
 
     `filepath`: target (default: `best_model.keras`, or `best_model.weights.h5` for weights alone). To average the
     metric over ranks, put `MetricAverageCallback` before this callback.
@@ -279,7 +279,7 @@ def _keras_learning_rate(optimizer: Any) -> float:
 
 
 def _inner_optimizer(optimizer: Any) -> Any:
-    """Return the optimizer inside a LossScaleOptimizer, or `optimizer`."""
+    """Return the optimizer inside a LossScaleOptimizer, or `optimizer` if it is not one."""
     return getattr(optimizer, "inner_optimizer", optimizer)
 
 

@@ -1,4 +1,4 @@
-"""Training of Keras models over slow links: ranks train alone and average their changes once in many batches."""
+"""Training of Keras models over slow links: ranks train alone, and average their weight changes every many batches."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,7 +15,7 @@ from ringtrain_tensorflow.variables import broadcast_variables
 
 
 class _TrainedVariables:
-    """Weights that are a model's variables."""
+    """Access for the DiLoCo optimizer to a model's variables, by name."""
 
     def __init__(self, variables: Mapping[str, Any]) -> None:
         self._variables = variables
@@ -28,7 +28,7 @@ class _TrainedVariables:
 
 
 class DiLoCo(keras.callbacks.Callback):
-    """Train on each rank alone with the model's own optimizer, and average the changes of many batches over ranks.
+    """Callback for slow links: each rank trains alone, and every `sync_every` batches ranks average their changes.
 
         model.compile(keras.optimizers.AdamW(4e-4), loss=loss)
         model.fit(data, callbacks=[DiLoCo(outer=Nesterov(lr=0.7, momentum=0.9), sync_every=100)])
@@ -38,10 +38,10 @@ class DiLoCo(keras.callbacks.Callback):
     and with variables of rank 0 that are not trained, such as the averages of BatchNormalization. Each `fit` makes a
     new outer optimizer. `outer`: the `ringtrain.diloco.DiLoCo` of the last `fit`, which counts synchronizations.
 
-    All ranks call `fit` with the same callback and the same number of batches, otherwise MismatchError. Raises
-    ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (), and
-    if `steps_per_execution` does not divide `sync_every`. Raises ModuleNotFoundError without the plugin diloco. It is
-    experimental.
+    All ranks call `fit` with the same callback and the same number of batches, otherwise MismatchError is raised.
+    Raises ConfigurationError for an optimizer that averages gradients itself, for `elastic`, for `sites` other than (),
+    and if `steps_per_execution` does not divide `sync_every`. Raises ModuleNotFoundError without the plugin diloco. It
+    is experimental.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -49,7 +49,9 @@ class DiLoCo(keras.callbacks.Callback):
 
         super().__init__()
         if options.get("elastic") or options.get("sites"):
-            raise ConfigurationError("DiLoCo: elastic=True and sites are not for Keras; expected False, and ()")
+            raise ConfigurationError(
+                "DiLoCo: Keras supports neither elastic=True nor sites; expected elastic=False and sites=()"
+            )
         self._options = options
         self._make = ArrayDiLoCo
         self.outer: ArrayDiLoCo | None = None
@@ -68,8 +70,8 @@ class DiLoCo(keras.callbacks.Callback):
         options = self._options
         if "sites" not in options and len(rt.sites()) > 1:
             raise ConfigurationError(
-                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, but with Keras each rank trains alone; "
-                "pass sites=() to allow that"
+                f"DiLoCo: this world has the sites {', '.join(rt.sites())}, but DiLoCo of Keras supports no sites; "
+                "pass sites=() to train each rank alone"
             )
         self.outer = self._make(local, initial=dict(zip(trained, local.read(list(trained)), strict=True)), **options)
         self._made = int(self.model.optimizer.iterations)
@@ -101,8 +103,7 @@ class DiLoCo(keras.callbacks.Callback):
 
 
 def is_keras_number(variable: Any) -> bool:
-    """Return whether ranks can exchange the variable: a random generator's state is uint32, which the ring does not
-    support."""
+    """Return whether ranks can exchange `variable`. They cannot exchange uint32, the state of random generators."""
     dtype = getattr(variable.dtype, "name", variable.dtype)  # Keras 3 uses strings
     return str(dtype) in (
         "float16",

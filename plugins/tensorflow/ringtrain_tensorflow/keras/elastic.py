@@ -14,7 +14,7 @@ __all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "Upd
 
 
 class KerasState(TensorFlowKerasState):
-    """Elastic state of a Keras model and its optimizer, with plain values.
+    """Elastic state (saved at commits, sent to new ranks) of a Keras model, its optimizer and plain values.
 
         state = KerasState(model, batch=0, epoch=0)
 
@@ -30,13 +30,13 @@ _notes: Final[weakref.WeakKeyDictionary[Any, dict[type, Any]]] = weakref.WeakKey
 
 
 class _PositionCallback(keras.callbacks.Callback):
-    """Base class of callbacks that record the position of the training in `state`, before the state is committed."""
+    """Base class of callbacks that record the batch or epoch in `state`; they run before a commit."""
 
     def __init__(self, state: Any, attribute: str) -> None:
         super().__init__()
         if not hasattr(state, attribute):
             raise ConfigurationError(
-                f"{type(self).__name__}: the state has no {attribute!r}; make it with {attribute}=0"
+                f"{type(self).__name__}: the state has no {attribute!r}; create the state with {attribute}=0"
             )
         self.state = state
 
@@ -45,7 +45,7 @@ class _PositionCallback(keras.callbacks.Callback):
 
 
 class CommitStateCallback(keras.callbacks.Callback):
-    """Commit `state` after every `batches_per_commit` batches, and at the end of each epoch.
+    """Callback that commits `state` after every `batches_per_commit` batches and at the end of each epoch.
 
     The last batch of an epoch is committed with the end of the epoch. The position of this callback in the list does
     not matter: callbacks that record epoch and batch run before the commit.
@@ -83,12 +83,12 @@ class CommitStateCallback(keras.callbacks.Callback):
         self.state.commit()
 
     def _position_callbacks(self) -> list[Any]:
-        """Return the other callbacks of this `fit`, which Keras gives the same parameters object."""
+        """Return the recording callbacks of this `fit`. Keras gives all its callbacks the same `params` object."""
         return [other for other in _notes.get(self.state, {}).values() if other.params is self.params]
 
 
 class UpdateBatchStateCallback(_PositionCallback):
-    """Record the number of completed batches of the epoch in `state.batch`: 0 at its end.
+    """Callback that stores the number of completed batches of the epoch in `state.batch`, and 0 at its end.
 
     If Keras knows the number of steps in an epoch, the first epoch after a change of the world has only the remaining
     batches, but at least one.
@@ -120,7 +120,7 @@ class UpdateBatchStateCallback(_PositionCallback):
             self.model.stop_training = False
 
     def epoch_ends(self, batch: int) -> bool:
-        """Return whether `batch` of this `fit` is the last of the epoch, if that is known."""
+        """Return whether `batch` is the last of the epoch; False if the number of batches is unknown."""
         return self.steps_per_epoch is not None and self._first + batch + 1 >= self.steps_per_epoch
 
     # Ends Keras' loop over batches. Another callback that ends the training overwrites it with True.
@@ -128,7 +128,7 @@ class UpdateBatchStateCallback(_PositionCallback):
 
 
 class UpdateEpochStateCallback(_PositionCallback):
-    """Record the number of completed epochs in `state.epoch`, whether `fit` counts from `initial_epoch` or from 0."""
+    """Callback that stores the number of completed epochs in `state.epoch`, also if `fit` starts again from 0."""
 
     def __init__(self, state: Any) -> None:
         super().__init__(state, "epoch")

@@ -1,4 +1,4 @@
-"""A Keras model and its optimizer as an elastic state."""
+"""Elastic state (saved at commits, sent to new ranks) of a Keras model and its optimizer."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from ringtrain_tensorflow.keras_backend import check_backend
 
 
 class KerasModelHandler(VariablesHandler):
-    """Handler for a Keras model's variables."""
+    """Handler that saves, restores and sends the variables of a Keras model."""
 
     def variables(self) -> Sequence[Any]:
         return list(self.value.variables)
 
 
 class KerasOptimizerHandler(VariablesHandler):
-    """Handler for a Keras optimizer's variables, including its step count and learning rate."""
+    """Handler that saves, restores and sends the variables of a Keras optimizer, with step count and learning rate."""
 
     def variables(self) -> Sequence[Any]:
         return variables_of(self.value)
@@ -33,13 +33,13 @@ class KerasOptimizerHandler(VariablesHandler):
         self.refresh()
 
     def refresh(self) -> None:
-        """Restart an update of several backward passes, because passes of lost ranks are lost."""
+        """Discard accumulated gradients, because those of lost ranks are missing."""
         if isinstance(self.value, DistributedKerasMixin):
             self.value.begin_passes()
 
 
 class TensorFlowKerasState(VariablesState):
-    """Elastic state of a Keras model and its optimizer, with plain values.
+    """Elastic state of a Keras model, its optimizer and plain values.
 
         state = TensorFlowKerasState(model, optimizer, batch=0, epoch=0)
 
@@ -53,8 +53,8 @@ class TensorFlowKerasState(VariablesState):
             raise ConfigurationError(f"model is {kind_of(model)}; expected a Keras model")
         if not model.built:
             raise ConfigurationError(
-                "the model is not built, so that it has no variables to keep; call model.build(input_shape), or "
-                "the model once with a batch, before it is made a state"
+                "the model is not built, so it has no variables yet; call model.build(input_shape), or "
+                "the model once with a batch, before you create the state"
             )
         chosen = optimizer if optimizer is not None else getattr(model, "optimizer", None)
         if not is_keras_optimizer(chosen):
@@ -70,7 +70,7 @@ class TensorFlowKerasState(VariablesState):
 
 
 def _make_keras_variables(optimizer: Any, model: Any) -> None:
-    """Create the optimizer's state: ranks that have trained have it, and new ranks need the same variables."""
+    """Create the optimizer's variables if it has none, so that new ranks have the same ones as others."""
     if getattr(optimizer, "built", False):
         return
     if hasattr(optimizer, "_create_all_weights"):  # the legacy optimizers of Keras 2
@@ -80,7 +80,10 @@ def _make_keras_variables(optimizer: Any, model: Any) -> None:
 
 
 def _host_optimizer_numbers(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
-    """Return participants for the learning rates and update counts of Keras' host optimizers."""
+    """Return a participant of the elastic state for the variables of each Keras host optimizer in `values`.
+
+    These are the update count and the learning rate. `left` has no effect.
+    """
     return {
         f"{name}.variables": HandlerParticipant(KerasOptimizerHandler(value))
         for name, value in values.items()

@@ -1,4 +1,4 @@
-"""A Keras optimizer whose state is in host memory, divided among the ranks."""
+"""Keras optimizer whose state is in host memory, divided among the ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from ringtrain_tensorflow.operation import add_node, out_of_graph_order
 
 
 class HostKerasMixin(OnHostOptimizer):
-    """Mixin that `HostOptimizer` puts before the class of the given optimizer."""
+    """Methods that `HostOptimizer` adds to the class of a Keras optimizer, as its first base class."""
 
     _part: KerasHostPart
 
@@ -47,18 +47,18 @@ class HostKerasMixin(OnHostOptimizer):
     _scales_alike: bool
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather weights and state of all ranks, with the update count and the learning rate. Collective, between
-        updates; see `ringtrain.optim.HostOptimizer.state_dict`."""
+        """Return weights and state of all ranks, with update count and learning rate. Collective, between updates; see
+        `ringtrain.optim.HostOptimizer.state_dict`."""
         whole = self._host.state_dict(root, error_feedback)
         return whole and {**whole, "keras": self._numbers()}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of the state, for `ShardedCheckpoints`. Not collective."""
+        """Return a copy of this rank's part of the state, for `ShardedCheckpoints`. Not collective."""
         return {**self._host.shard_dict(error_feedback), "keras": self._numbers()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load weights, state, update count and learning rate from `state_dict` or `shard_dict`, saved with any number
-        of ranks. Not collective: every rank loads the same state. The optimizer must be built."""
+        """Load the result of `state_dict` or `shard_dict`, saved with any number of ranks. Not collective: every rank
+        loads the same state. The optimizer must be built."""
         self._host.load_state_dict({name: value for name, value in state.items() if name != "keras"})
         self._part.write(self._part.weights(), constrained=False)
         numbers = state["keras"]
@@ -73,22 +73,22 @@ class HostKerasMixin(OnHostOptimizer):
 
     @property
     def counts_skipped_steps(self) -> bool:
-        """Whether `iterations` counts steps without an update, like a LossScaleOptimizer of Keras 2."""
+        """Whether `iterations` also counts skipped steps, as with a LossScaleOptimizer of Keras 2."""
         return IS_KERAS_2 and self._scales_alike
 
     def adopt(self) -> None:
-        """Use the weights and state from `prepare`; the variables have its values then. Local."""
+        """Use the weights and state that `prepare` received, and assign the weights to the variables. Local."""
         super().adopt()
         self._part.write(self._part.weights(), constrained=False)
 
     def gather_state(self, root: int | None = 0) -> None:
-        """Gather the state of all ranks, so that `root`, or every rank if None, can save it with `model.save`,
-        `save_weights`, `tf.train.Checkpoint` or Keras' callbacks. Collective, between updates; valid until the next
+        """Gather the state of all ranks on rank `root` (None: on all ranks), so that `model.save`, `save_weights`,
+        `tf.train.Checkpoint` or callbacks can save it there. Collective, between updates; valid until the next
         update."""
         self._part.gathered = self.state_dict(root)
 
     def whole_state(self) -> Mapping[str, Any] | None:
-        """Return the state to save: None if this rank has only a part of the state, {} if there is no state. Local."""
+        """Return the state of all ranks, {} if there is no state, or None if this rank has only its part. Local."""
         part = self._part
         if part.made is None or not part.has_state:
             return {}
@@ -97,34 +97,35 @@ class HostKerasMixin(OnHostOptimizer):
         return part.gathered if part.gathered.get("updates") == part.host.updates else None
 
     def begin_from(self, state: Mapping[str, Any]) -> None:
-        """Load a saved state, or store it until the optimizer is built. Local: every rank loads the same state."""
+        """Load a saved state, now or when the optimizer is built. Local: every rank must load the same state."""
         if self._part.made is None:
             self._part.pending = state
         else:
             self.load_state_dict(state)
 
     def scale_velocities(self, factor: float) -> None:
-        """Multiply the velocities of SGD with momentum by `factor`, for callbacks that change the learning rate. Local:
-        every rank must do the same, between updates."""
+        """Multiply the velocities of SGD with momentum by `factor`, for a callback that changes the learning rate.
+        Local: every rank must call it, between updates."""
         if self._part.made is not None:
             self._part.host.scale_state("momentum", factor)
 
     def register_local_var(self, var: Any) -> NoReturn:
-        """Raise ConfigurationError: every rank would need a separate state."""
+        """Raise ConfigurationError, because a variable that each rank trains alone would need a whole state there."""
         raise ConfigurationError(
-            f"HostOptimizer can't leave {var.name} to each rank; take ringtrain.keras.DistributedOptimizer"
+            f"HostOptimizer does not support local variables such as {var.name}, which each rank "
+            "trains alone; use ringtrain.keras.DistributedOptimizer"
         )
 
     def _check_scaling(self) -> None:
         if self._is_scaled_around and not self._scales_alike:
             raise ConfigurationError(
                 "a LossScaleOptimizer is around the HostOptimizer (compile() puts one there for a model of "
-                "mixed_float16), and would skip steps on one rank alone. Put it inside: "
+                "mixed_float16), and would skip steps on one rank alone. Put the LossScaleOptimizer inside: "
                 "HostOptimizer(keras.mixed_precision.LossScaleOptimizer(optimizer)); or train in mixed_bfloat16"
             )
 
     def save_own_variables(self, store: Any) -> None:
-        """Save the state with the model. If this rank has only a part of it, warn and save none."""
+        """Save the state with the model. If this rank has only its part, warn and save no state."""
         state = self.whole_state()
         if state is None:
             warnings.warn(
@@ -140,8 +141,8 @@ class HostKerasMixin(OnHostOptimizer):
             wrapped.save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
-        """Load the state that Keras has read. Raises ConfigurationError if a HostOptimizer was saved without its
-        state."""
+        """Load the state from `store`, which Keras has read. Raises ConfigurationError if a HostOptimizer was saved
+        without its state."""
         state = stored_state(store)
         if state is not None:
             self.begin_from(state)
@@ -149,8 +150,8 @@ class HostKerasMixin(OnHostOptimizer):
         missing = updates_without_state(store)
         if missing and self._part.made is not None and self._part.has_state:
             raise ConfigurationError(
-                f"the file has the weights after {missing} updates and no optimizer state; to save that as well, "
-                f"{HOW_TO_GATHER}; to load the weights alone, do it before compile()"
+                f"the file has the weights after {missing} updates and no optimizer state; to save the optimizer state "
+                f"as well, {HOW_TO_GATHER}; to load only the weights, load them before compile()"
             )
         wrapped: Any = super()
         wrapped.load_own_variables(store)
@@ -165,7 +166,7 @@ class HostKerasMixin(OnHostOptimizer):
         return numbers if is_schedule else {**numbers, "learning_rate": number_of(rate)}
 
     def _trackable_children(self, save_type: str = "checkpoint", **options: Any) -> Any:
-        """Exclude the state from a SavedModel, which is for inference."""
+        """Return the objects that are saved with this one; a SavedModel, for inference, gets no state."""
         wrapped: Any = super()
         children = dict(wrapped._trackable_children(save_type, **options))
         if save_type != "checkpoint":
@@ -173,7 +174,7 @@ class HostKerasMixin(OnHostOptimizer):
         return children
 
     def _make(self, variables: Any) -> None:
-        """Begin to train `variables`, from a previously restored state, if any."""
+        """Start to train `variables`, from a state that was restored before, if any."""
         with tf.init_scope():
             keras.optimizers.Optimizer.build(self, variables)
             self._part.make(self, variables)
@@ -183,7 +184,7 @@ class HostKerasMixin(OnHostOptimizer):
 
     @tf.autograph.experimental.do_not_convert
     def _update(self, grads: Sequence[Any], variables: Sequence[Any]) -> None:
-        """Pass on each gradient as soon as it exists, and assign the new weights to all variables."""
+        """Pass each gradient to the host as soon as it is computed, and assign the new weights to all variables."""
         part, everyone = self._part, [*self._part.variables.values()]
         by_name = dict(zip(part.names(variables), grads, strict=True))
         part.check_sparse(by_name)
@@ -217,15 +218,15 @@ class HostKerasMixin(OnHostOptimizer):
 
 
 class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
-    """Mixin for optimizers of Keras 3, where all gradients are passed to `apply`."""
+    """`HostKerasMixin` for optimizers of Keras 3, where all gradients are passed to `apply`."""
 
     def build(self, variables: Any) -> None:
-        """Begin to train `variables`; TensorFlow creates no state."""
+        """Start to train `variables`; TensorFlow creates no state for them."""
         if not self.built:
             self._make(list(variables))
 
     def apply_gradients(self, grads_and_vars: Any) -> Any:
-        """Apply pairs of a gradient and its variable; see `apply`."""
+        """Update variables by pairs (gradient, variable), like `apply`."""
         pairs = list(grads_and_vars)
         self.apply([grad for grad, _ in pairs], [variable for _, variable in pairs])
         return self._iterations
@@ -241,12 +242,12 @@ class HostKeras3Mixin(HostKerasMixin, DistributedKeras3Mixin):
 
 
 class HostKeras2Mixin(HostKerasMixin, DistributedKeras2Mixin):
-    """Mixin for optimizers of Keras 2, where all gradients are passed to `apply_gradients`."""
+    """`HostKerasMixin` for optimizers of Keras 2, where all gradients are passed to `apply_gradients`."""
 
     _reduces_first = False
 
     def build(self, var_list: Any) -> None:
-        """Begin to train `var_list`; TensorFlow creates no state."""
+        """Start to train `var_list`; TensorFlow creates no state for it."""
         if not getattr(self, "_built", False):
             self._make(list(var_list))
             self._built = True
@@ -275,8 +276,8 @@ def HostOptimizer(
     redundancy: int = 1,
     sparse_as_dense: bool = False,
 ) -> Any:
-    """Return a Keras optimizer as one that averages gradients over all ranks and updates in host memory, where each
-    rank stores the state of 1/size of the elements.
+    """Return an optimizer like `optimizer` that averages gradients over all ranks and updates in host memory. Each rank
+    stores the state of 1/size of the elements.
 
         model.compile(ringtrain.keras.HostOptimizer(keras.optimizers.AdamW(1e-3)), loss="mse")
 
@@ -291,29 +292,20 @@ def HostOptimizer(
     Each rank has only a part of the state: before a rank saves with Keras or TensorFlow, call `gather_state()` on every
     rank, or use `callbacks.GatherState`. `state_dict()` and `shard_dict()` are for `ringtrain.checkpoint`.
     `process_set`: the ranks that train this model together. `sparse_as_dense`: sum the rows of an embedding's gradient
-    for the same word, like `DistributedOptimizer(sparse_as_dense=True)`; Keras' Adam and global clipping process them
-    one by one, so without it such gradients are refused there. For other arguments see `ringtrain.optim.HostOptimizer`.
-    Building it is collective: every rank builds it from the same variables with the same arguments, otherwise it raises
-    MismatchError.
+    for the same word, like `DistributedOptimizer(sparse_as_dense=True)`; Keras' Adam and global clipping process these
+    rows one by one, so they refuse such gradients without `sparse_as_dense`. For other arguments see
+    `ringtrain.optim.HostOptimizer`. Building it is collective: every rank builds it from the same variables with the
+    same arguments, otherwise it raises MismatchError.
     """
     check_backend(keras)
-    if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
+    scaled = optimizer if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer) else None
+    if scaled is not None:
         if elastic:
             raise ConfigurationError(
-                "HostOptimizer: elastic=True with a LossScaleOptimizer, whose scale newcomers would not get; "
-                "train in mixed_bfloat16, or take ringtrain.keras.DistributedOptimizer"
+                "HostOptimizer: elastic=True does not support a LossScaleOptimizer, because new ranks would not "
+                "receive its scale; train in mixed_bfloat16, or take ringtrain.keras.DistributedOptimizer"
             )
-        inner = HostOptimizer(
-            optimizer.inner_optimizer,
-            process_set=process_set,
-            bucket_bytes=bucket_bytes,
-            sharded=sharded,
-            check_finite=check_finite,
-            compression=compression,
-            sparse_as_dense=sparse_as_dense,
-        )
-        inner.__dict__["_scales_alike"] = True
-        return scaled_keras_optimizer(optimizer, inner, process_set)
+        optimizer = scaled.inner_optimizer
     check_keras_optimizer(optimizer)
     options = {
         "bucket_bytes": bucket_bytes, "sharded": sharded, "check_finite": check_finite, "compression": compression,
@@ -324,8 +316,8 @@ def HostOptimizer(
         "_sums": None,
         "_passes": 1,
         "_local_layers": [],
-        "_scales_alike": False,
+        "_scales_alike": scaled is not None,
     }
     made = derived(optimizer, HostKeras2Mixin if IS_KERAS_2 else HostKeras3Mixin, settings)
     made.host_state = CheckpointedState(made)
-    return made
+    return made if scaled is None else scaled_keras_optimizer(scaled, made, process_set)

@@ -1,4 +1,4 @@
-"""Additions of a Keras host optimizer to Keras' own: transfer of the weights to the host and back."""
+"""Connection of a Keras host optimizer with the optimizer on arrays that updates its weights in host memory."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +18,8 @@ from ringtrain_tensorflow.keras.host_rules import check_settings, fixed_settings
 
 @dataclass
 class KerasHostPart:
-    """Additions of a HostOptimizer to its Keras optimizer: `host`, and the variables that it trains, by name."""
+    """Data that a HostOptimizer adds to a Keras optimizer. `host`: the optimizer that updates the weights. `variables`:
+    the variables that `host` trains."""
 
     options: Mapping[str, Any]
     groups: HostOptimizerGroups
@@ -40,15 +41,15 @@ class KerasHostPart:
 
     @property
     def has_state(self) -> bool:
-        """Whether there is state in addition to weights, count and rate."""
+        """Whether the optimizer has state besides weights, update count and learning rate."""
         return bool(self.host.slots or self.options["compression"])
 
     def make(self, optimizer: Any, variables: Sequence[Any]) -> None:
-        """Begin to train `variables` from rank 0's values. Collective."""
+        """Build the host's optimizer for `variables`, and send rank 0's values to all ranks. Collective."""
         if not tf.executing_eagerly():
             raise ConfigurationError(
                 "HostOptimizer was used in a graph of tf.compat.v1; expected eager execution, tf.function or "
-                "Keras' fit: take ringtrain.tensorflow.DistributedOptimizer"
+                "Keras' fit; in such a graph use ringtrain.tensorflow.DistributedOptimizer"
             )
         # Keras numbers its layers by all layers that a process has created, so another layer may later have the same
         # name.
@@ -66,22 +67,22 @@ class KerasHostPart:
         self.write(self.weights(), constrained=False)
 
     def weights(self) -> list[Array]:
-        """Return copies of the host's weights: TensorFlow may use an array's memory for a variable."""
+        """Return copies of the host's weights, because TensorFlow may use an array's memory for a variable."""
         return [self.host.weights[name].copy() for name in self.variables]
 
     def write(self, weights: Sequence[Any], constrained: bool = True) -> None:
-        """Assign `weights` to the variables; after an update, apply their constraints."""
+        """Assign `weights` to the variables, and apply their constraints if `constrained`."""
         for variable, value in zip(self.variables.values(), weights, strict=True):
             variable.assign(value)
             if constrained and variable.constraint is not None:
                 variable.assign(variable.constraint(variable))
 
     def names(self, variables: Sequence[Any]) -> list[str]:
-        """Return the names of `variables` among the trained ones."""
+        """Return the name of each of `variables`. Raises ConfigurationError for a variable that is not trained."""
         known = {identity(variable): name for name, variable in self.variables.items()}
         if unknown := [variable.name for variable in variables if identity(variable) not in known]:
             raise ConfigurationError(
-                f"HostOptimizer was given gradients of {unknown}, with which it was not built; call "
+                f"HostOptimizer got gradients of {unknown}, but was built without these variables; call "
                 "optimizer.build() with all variables before the first step"
             )
         return [known[identity(variable)] for variable in variables]
@@ -97,27 +98,27 @@ class KerasHostPart:
         if sparse and not self.sparse_as_dense and differs:
             how = "global_clipnorm" if clips else type(self.rule).__name__.removeprefix("Keras")
             raise ConfigurationError(
-                f"HostOptimizer: the gradient of {sparse[0]} is sparse, and its rows may repeat, which Keras' {how} "
-                "takes one by one and HostOptimizer sums; pass sparse_as_dense=True to sum them, as one process with "
-                "dense gradients does, or take ringtrain.keras.DistributedOptimizer"
+                f"HostOptimizer: the gradient of {sparse[0]} is sparse. Keras' {how} applies repeated rows one by one, "
+                "but HostOptimizer sums them; pass sparse_as_dense=True to sum them, like dense "
+                "gradients, or use ringtrain.keras.DistributedOptimizer"
             )
 
     def open(
         self, optimizer: Any, absent: Collection[str], rate: Array, updates: Array, *values: Array
     ) -> Sequence[Array]:
-        """Begin an update from `values`, the current variables, which a script or Keras may have set."""
+        """Start an update from `values`, the current values of the variables, which a script may have changed."""
         host, self.gathered = self.host, {}
         if host.accumulating:
             raise RingtrainError(
-                "the last run of this graph failed on this rank when gradients were under way, and other ranks "
-                "would take them for gradients of this run; call shutdown() and init() on every rank, and resume "
-                "from the last checkpoint"
+                "the last run of this graph failed on this rank while gradients were being reduced, so other "
+                "ranks could mix them up with gradients of this run; call shutdown() and init() on every rank, "
+                "and resume from the last checkpoint"
             )
         check_settings(optimizer, self.settings)
         if int(updates) > host.updates and self.has_state and not optimizer.counts_skipped_steps:
             raise ConfigurationError(
-                f"HostOptimizer: optimizer.iterations is {int(updates)}, and its moments are of update {host.updates}: "
-                "a restore has brought the count and not the moments. On every rank, restore a file that a "
+                f"HostOptimizer: optimizer.iterations is {int(updates)}, but its moments are from update "
+                f"{host.updates}; the restored file had no moments. On every rank, restore a file that a "
                 "HostOptimizer saved after gather_state(), or call load_state_dict()"
             )
         host.take_weights_from(dict(zip(self.variables, values, strict=True)))
@@ -127,7 +128,8 @@ class KerasHostPart:
         return []
 
     def submit(self, name: str, gradient: Array | None) -> Sequence[Array]:
-        """Pass on the gradient of the variable with this name; None if this rank has no gradient for it."""
+        """Pass the gradient of the variable `name` to the host optimizer. `gradient`: None if this rank has none.
+        Return no arrays."""
         self.host.submit(name, gradient)
         return []
 

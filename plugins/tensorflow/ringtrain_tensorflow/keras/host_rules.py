@@ -1,4 +1,4 @@
-"""Rules of Keras optimizers that have compiled kernels, with Keras' arithmetic."""
+"""Update rules with the arithmetic of Keras' optimizers, for those that have compiled kernels."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -16,7 +16,7 @@ from ringtrain_tensorflow.keras.api import is_keras_optimizer, keras
 
 @dataclass(frozen=True)
 class KerasSGD(SGD):
-    """Keras' SGD: velocities include the learning rate, and `weight_decay` shrinks the weights."""
+    """Update rule of Keras' SGD: velocities contain the learning rate, and `weight_decay` shrinks weights."""
 
     def terms(self, step: StepValues) -> SgdTerms:
         """Return the constants with which compiled kernels apply this rule."""
@@ -30,8 +30,8 @@ class KerasSGD(SGD):
 
 @dataclass(frozen=True)
 class KerasAdam(Adam):
-    """Keras' Adam and AdamW: `epsilon` is added before the bias of the square root is corrected, and `weight_decay`
-    shrinks the weights. `number`: number of the update in the optimizer's count, which all variables share."""
+    """Update rule of Keras' Adam and AdamW: `epsilon` is added before bias correction, and `weight_decay` shrinks
+    weights. `number`: number of this update, the same for all variables."""
 
     number: int = field(default=1, repr=False)  # ranks compare rules by their repr
     epsilon_is_corrected: bool = False
@@ -70,12 +70,12 @@ def _keras_adam(optimizer: Any, rate: float, number: int, decay: float) -> Rule:
 
 @dataclass(frozen=True)
 class KerasLAMB(LAMB):
-    """Keras' Lamb, where each variable is a layer. `number`: see `KerasAdam`."""
+    """Update rule of Keras' Lamb. Each variable is one layer. `number`: see `KerasAdam`."""
 
     number: int = field(default=1, repr=False)
 
     def direction(self, part: OwnedBucketPart, step: StepValues, kernels: OptimizerKernels) -> None:
-        """Update the state of `part`, and replace its gradient by the direction of the update."""
+        """Update the state of `part`, and replace its gradient by the update direction."""
         terms = self._terms(replace(step, number=self.number))
         kernels.lamb_direction(part, terms)
 
@@ -103,7 +103,7 @@ _FIXED: Final = (
 
 
 def check_keras_optimizer(optimizer: Any) -> None:
-    """Raise ConfigurationError, with a solution, for an optimizer without a rule."""
+    """Raise ConfigurationError, with an alternative, if `optimizer` has no rule in this module or has made updates."""
     if not is_keras_optimizer(optimizer):
         raise ConfigurationError(f"HostOptimizer: optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     if type(optimizer) not in _MAKE:
@@ -114,50 +114,50 @@ def check_keras_optimizer(optimizer: Any) -> None:
     _check_values(optimizer)
     if done := int(tf.convert_to_tensor(optimizer.iterations)):
         raise ConfigurationError(
-            f"HostOptimizer was given an optimizer that has made {done} updates, whose state would be lost; "
-            "create it from a new one, and load the state_dict() of a HostOptimizer"
+            f"HostOptimizer was given an optimizer that has made {done} updates, whose state "
+            "would be lost; pass a new optimizer, and load the state_dict() of a HostOptimizer"
         )
 
 
 def _check_values(optimizer: Any) -> None:
-    """Raise ConfigurationError for values of the optimizer without a rule."""
+    """Raise ConfigurationError if no rule of this module supports a setting of `optimizer`."""
     for name in _REFUSED:
         if value := getattr(optimizer, name, None):
             raise ConfigurationError(
-                f"HostOptimizer: {name} is {value}, which has no rule; leave it out, or {_INSTEAD}"
+                f"HostOptimizer: {name} is {value}, which is not supported; leave it out, or {_INSTEAD}"
             )
     make = _make_of(optimizer)
     if make is _keras_sgd and optimizer.momentum and optimizer.weight_decay:
         raise ConfigurationError(
             f"HostOptimizer: SGD has momentum={optimizer.momentum} and weight_decay={optimizer.weight_decay}, "
-            f"which has no rule; leave one out, or {_INSTEAD}"
+            f"which is not supported; leave one out, or {_INSTEAD}"
         )
     if make is _keras_lamb and optimizer.weight_decay:
         raise ConfigurationError(
-            f"HostOptimizer: Lamb has weight_decay={optimizer.weight_decay}, which has no rule; leave it out, or "
+            f"HostOptimizer: Lamb has weight_decay={optimizer.weight_decay}, which is not supported; leave it out, or "
             f"{_INSTEAD}"
         )
 
 
 def fixed_settings(optimizer: Any) -> dict[str, Any]:
-    """Return the settings that are fixed when the optimizer is built."""
+    """Return the settings of `optimizer` that must not change after it is built."""
     return {name: getattr(optimizer, name, None) for name in _FIXED}
 
 
 def check_settings(optimizer: Any, built: Mapping[str, Any]) -> None:
-    """Raise ConfigurationError if a setting was changed after the build that an update cannot follow."""
+    """Raise ConfigurationError if a setting in `built` has changed since the build, or one is not supported."""
     _check_values(optimizer)
     for name, value in fixed_settings(optimizer).items():
         if value != built[name]:
             what = "exclude_from_weight_decay" if name.startswith("_exclude") else name
             raise ConfigurationError(
-                f"HostOptimizer: {what} was changed after the optimizer was built; set it before build(), compile() or "
-                f"the first step, or {_INSTEAD}"
+                f"HostOptimizer: {what} was changed after the optimizer was built; set {what} before "
+                f"build(), compile() or the first step, or {_INSTEAD}"
             )
 
 
 def rules_of(optimizer: Any, rate: float, updates: int) -> list[Rule]:
-    """Return the rules of the next update: for variables with weight decay, and for those without."""
+    """Return two rules for the next update: for variables with weight decay and without."""
     make, decay = _make_of(optimizer), float(optimizer.weight_decay or 0.0)
     return [make(optimizer, rate, updates + 1, amount) for amount in (decay, 0.0)]
 

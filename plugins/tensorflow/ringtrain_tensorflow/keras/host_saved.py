@@ -1,4 +1,4 @@
-"""The state of a `HostOptimizer` in files of Keras and TensorFlow.
+"""Storage of a `HostOptimizer`'s state in files of Keras and TensorFlow.
 
 Keras saves an optimizer through `save_own_variables` (`model.save`, `save_weights`, `BackupAndRestore`), TensorFlow
 through its trackable children (`tf.train.Checkpoint`). Both get the whole `state_dict()` as one value of bytes, in the
@@ -27,7 +27,7 @@ HOW_TO_GATHER: Final = (
 
 
 class SavedByKeras(Protocol):
-    """Interface of a HostOptimizer for files."""
+    """Methods of a HostOptimizer that this module needs to save and load its state."""
 
     def whole_state(self) -> Mapping[str, Any] | None: ...
 
@@ -35,13 +35,14 @@ class SavedByKeras(Protocol):
 
 
 class CheckpointedState(tf.train.experimental.PythonState):
-    """Child of a HostOptimizer with its state, for a `tf.train.Checkpoint`."""
+    """Trackable object through which a `tf.train.Checkpoint` saves and restores a HostOptimizer's state."""
 
     def __init__(self, optimizer: SavedByKeras) -> None:
         self._optimizer = optimizer
 
     def serialize(self) -> bytes:
-        """Return the whole state. Raises ConfigurationError if this rank has only a part of it."""
+        """Return the state of all ranks as bytes. Raises ConfigurationError if this rank has only its part of the
+        state."""
         state = self._optimizer.whole_state()
         if state is None:
             raise ConfigurationError(
@@ -56,7 +57,7 @@ class CheckpointedState(tf.train.experimental.PythonState):
 
 
 def packed(state: Mapping[str, Any]) -> bytes:
-    """Return `state` as bytes; empty for an empty state."""
+    """Convert a state to bytes; an empty state gives no bytes."""
     if not state:
         return b""
     file = io.BytesIO()
@@ -65,26 +66,23 @@ def packed(state: Mapping[str, Any]) -> bytes:
 
 
 def unpacked(data: bytes) -> dict[str, Any]:
-    """Return the state from the bytes of `packed`. Raises CheckpointError if they are damaged."""
+    """Return the state that `packed` converted to `data`. Raises CheckpointError if the data is damaged."""
     state: dict[str, Any] = read_state_of(io.BytesIO(data), "the saved state of a HostOptimizer")
     return state
 
 
 def store_state(store: Any, state: Mapping[str, Any]) -> None:
-    """Add `state` to `store`, which Keras writes for an optimizer."""
+    """Add `state` to `store`, the arrays that Keras saves for an optimizer."""
     store[STATE] = np.frombuffer(packed(state), np.uint8)
 
 
 def stored_state(store: Any) -> dict[str, Any] | None:
-    """Return the state in `store`, which Keras has read for an optimizer; None if no HostOptimizer saved its state
-    there."""
+    """Return the state of a HostOptimizer in `store`, the arrays that Keras has loaded for an optimizer; None if the
+    optimizer has none."""
     return unpacked(np.asarray(store[STATE]).tobytes()) if STATE in store.keys() else None  # noqa: SIM118
 
 
 def updates_without_state(store: Any) -> int:
-    """Return the number of updates of the HostOptimizer whose state is missing in `store`; 0 if none is missing."""
-    names = set(store.keys())
-    if UPDATES in names:
-        return int(np.asarray(store[UPDATES]))
-    # Ringtrain 0.1 stored only the count and, in Keras 3, the rate.
-    return int(np.asarray(store["0"])) if names in ({"0"}, {"0", "1"}) else 0
+    """Return the number of updates that a HostOptimizer had made when it was saved without its state; otherwise
+    0."""
+    return int(np.asarray(store[UPDATES])) if UPDATES in store.keys() else 0  # noqa: SIM118

@@ -1,4 +1,4 @@
-"""A loss scale around a Keras host optimizer: either all ranks apply a step, or none."""
+"""Loss scaling for a Keras host optimizer, where all ranks apply or skip a step together."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,7 +14,7 @@ from ringtrain_tensorflow.world_ops import is_always_alone
 
 
 class HostKerasScaleMixin:
-    """Mixin that `HostOptimizer` puts before the class of a LossScaleOptimizer around a host optimizer.
+    """Methods that `HostOptimizer` adds to the class of a LossScaleOptimizer around a host optimizer.
 
     The scale is Keras' own. If a rank's gradients are not finite, those of the others are replaced by NaN: then Keras
     skips the step and halves the scale on every rank.
@@ -23,16 +23,16 @@ class HostKerasScaleMixin:
     _process_set: ProcessSet
 
     def state_dict(self, root: int | None = None, error_feedback: bool = True) -> dict[str, Any]:
-        """Gather the state of the `HostOptimizer` and the loss scale. Collective."""
+        """Return the `HostOptimizer`'s state of all ranks, and the loss scale; only on `root` if given. Collective."""
         whole = self._inner.state_dict(root, error_feedback)
         return whole and {**whole, "loss_scale": self._scale()}
 
     def shard_dict(self, error_feedback: bool = True) -> dict[str, Any]:
-        """Copy this rank's part of the `HostOptimizer` and the loss scale. Not collective."""
+        """Return a copy of this rank's part of the `HostOptimizer`'s state, and the loss scale. Not collective."""
         return {**self._inner.shard_dict(error_feedback), "loss_scale": self._scale()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load the state of a `HostOptimizer`; if it was saved without a loss scale, the scale does not change."""
+        """Load the state of the `HostOptimizer`, and the loss scale if the state contains it."""
         self._inner.load_state_dict({name: value for name, value in state.items() if name != "loss_scale"})
         for variable, value in zip(self._scale_variables(), state.get("loss_scale", ()), strict=False):
             variable.assign(value)
@@ -44,7 +44,7 @@ class HostKerasScaleMixin:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of optimizer state that this rank stores in host memory."""
+        """Size in bytes of the optimizer state that this rank stores in host memory."""
         return int(self._inner.state_bytes)
 
     @property
@@ -56,7 +56,7 @@ class HostKerasScaleMixin:
         return [number_of(variable) for variable in self._scale_variables()]
 
     def _scale_variables(self) -> list[Any]:
-        """Return the scale, and the number of steps since its last change; empty for a constant scale."""
+        """Return two variables: the scale, and the number of steps since it changed; none for a constant scale."""
         wrapped: Any = self
         if not IS_KERAS_2:
             return [wrapped.dynamic_scale, wrapped.step_counter]
@@ -64,7 +64,7 @@ class HostKerasScaleMixin:
         return [scale.current_loss_scale, wrapped.dynamic_counter] if scale and wrapped.dynamic else []
 
     def _alike(self, grads: Sequence[Any]) -> list[Any]:
-        """Return `grads`, replaced by NaN on all ranks if they are not finite on one. Collective."""
+        """Return `grads`, on all ranks with NaN if the gradients of any rank are not finite. Collective."""
         found = list(grads)
         if is_always_alone(self._process_set):
             return found
@@ -79,19 +79,19 @@ class HostKerasScaleMixin:
 
 
 class HostKeras3ScaleMixin(HostKerasScaleMixin):
-    """Mixin for Keras 3, where all gradients are passed to `apply`."""
+    """`HostKerasScaleMixin` for Keras 3, where all gradients are passed to `apply`."""
 
     def apply(self, grads: Any, trainable_variables: Any = None) -> None:
-        """Update with `grads`, which are scaled, if they are finite on all ranks. Collective."""
+        """Update with `grads`, which contain the loss scale, if they are finite on all ranks. Collective."""
         wrapped: Any = super()
         wrapped.apply(self._alike(grads), trainable_variables)
 
 
 class HostKeras2ScaleMixin(HostKerasScaleMixin):
-    """Mixin for Keras 2, where all gradients are passed to `apply_gradients`."""
+    """`HostKerasScaleMixin` for Keras 2, where all gradients are passed to `apply_gradients`."""
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Update with unscaled gradients, if they are finite on all ranks. Collective."""
+        """Update with gradients, already divided by the loss scale, if they are finite on all ranks. Collective."""
         pairs, wrapped = list(grads_and_vars), super()
         grads = self._alike([grad for grad, _ in pairs])
         given: Any = wrapped
@@ -101,7 +101,7 @@ class HostKeras2ScaleMixin(HostKerasScaleMixin):
 
 
 def scaled_keras_optimizer(optimizer: Any, inner: Any, process_set: ProcessSet) -> Any:
-    """Return a LossScaleOptimizer like `optimizer` around `inner`, a host optimizer."""
+    """Return a copy of the LossScaleOptimizer `optimizer` around `inner`, a host optimizer."""
     made = derived(
         optimizer, HostKeras2ScaleMixin if IS_KERAS_2 else HostKeras3ScaleMixin, {"_process_set": process_set}
     )

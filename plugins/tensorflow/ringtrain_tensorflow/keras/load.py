@@ -20,11 +20,11 @@ def load_model(
     compression: type[Compressor] = Compression.none,
     legacy_opts: bool = False,
 ) -> Any:
-    """Return the saved model with a distributed optimizer, including its state.
+    """Load a saved model, and wrap its optimizer, including its state, as a distributed optimizer.
 
     `filepath`: file that `model.save` wrote. `custom_optimizers`: optimizer classes of the model that are not Keras'
     own. `custom_objects`: other classes and functions, by name. `compression`: compression of gradients. `legacy_opts`:
-    the model was saved with a legacy optimizer of Keras 2; Keras 3 has none.
+    whether the model was saved with a legacy optimizer of Keras 2; Keras 3 has none.
 
     Raises ConfigurationError if the file has no state for the optimizer, for example after training with a
     `HostOptimizer`.
@@ -47,8 +47,8 @@ def load_model(
 
 @contextmanager
 def _keras_optimizers_without_state() -> Iterator[list[Any]]:
-    """Collect the optimizers that had made updates but whose state is missing in the file that Keras loads. Keras only
-    warns, because optimizers saved before their first update have no state either."""
+    """Context that yields a list, filled with optimizers whose state is missing in the file that Keras loads although
+    they had made updates. Keras itself only warns."""
     kind, without = keras.optimizers.Optimizer, []
     load = kind.load_own_variables
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, cast
 
 import tensorflow as tf
@@ -27,7 +26,7 @@ from ringtrain_tensorflow.world_ops import is_always_alone
 
 
 class DistributedKerasMixin:
-    """Mixin that `DistributedOptimizer` puts before the class of the wrapped optimizer, of Keras 2 or 3."""
+    """Methods that `DistributedOptimizer` adds to the class of a Keras optimizer, for Keras 2 and 3."""
 
     _reducer: TensorFlowGradientReducer
     _passes: int
@@ -42,28 +41,30 @@ class DistributedKerasMixin:
         self._reducer.register_local(var)
 
     def begin_passes(self) -> None:
-        """Discard the passes since the last update."""
+        """Discard the gradients accumulated since the last update."""
         if self._sums is not None:
             self._sums.clear()
 
     @property
     def _is_scaled_around(self) -> bool:
-        """Whether Keras put a LossScaleOptimizer around this one."""
+        """Whether Keras has put a LossScaleOptimizer around this optimizer."""
         raise NotImplementedError
 
     def _check_scaling(self) -> None:
-        """Raise ConfigurationError if this rank alone would decide whether gradients are applied."""
+        """Raise ConfigurationError if a loss scale on this rank alone would decide whether a step is skipped."""
         if self._is_scaled_around and not is_always_alone(self._reducer.options.process_set):
             no_scaling = "" if IS_KERAS_2 else "compile with auto_scale_loss=False, or "
             raise ConfigurationError(
-                "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there for a model of "
-                "mixed_float16): a rank whose gradients overflow would skip the step, and the others wait for it "
-                "and then mix steps. Put it inside: DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer("
-                f"optimizer)); or {no_scaling}train in mixed_bfloat16"
+                "a LossScaleOptimizer is around the DistributedOptimizer (compile() puts one there "
+                "for a model of mixed_float16). A rank whose gradients overflow would skip the step "
+                "alone, and the other ranks would mix two steps. Put the LossScaleOptimizer inside: "
+                "DistributedOptimizer(keras.mixed_precision.LossScaleOptimizer(optimizer)); or "
+                f"{no_scaling}train in mixed_bfloat16"
             )
 
     def _update_with(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Reduce `grads` and `apply` them; with several backward passes per step, only at the last of them.
+        """Reduce `grads`, then return the result of `apply` with them. With several backward passes per update,
+        accumulate until the last one.
 
         `apply` may call methods of this optimizer defined by Keras or a user's class: they do not reduce again.
         """
@@ -92,7 +93,7 @@ class DistributedKerasMixin:
             return apply(reduced)
 
     def _reduced(self, grads: list[Any], variables: Sequence[Any]) -> list[Any]:
-        """Return `grads` reduced over the ranks."""
+        """Return `grads` reduced over the process set, except those of local variables."""
         self._register_local_layers()
         if is_always_alone(self._reducer.options.process_set):
             # A single rank must train like many: repeated rows of an embedding are summed before the update.
@@ -101,14 +102,15 @@ class DistributedKerasMixin:
         return self._reducer.reduce(grads, variables, rate=getattr(self, "_learning_rate", None))
 
     def _add(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Accumulate `grads`; at the last pass call `apply` with the sums."""
+        """Add `grads` to the sums of earlier passes; in the last pass call `apply` with the sums."""
         if self._sums is None:
             # Bypasses Keras' tracking: the sums are not saved with the model.
             self.__dict__["_sums"] = KerasGradientAccumulator(variables, self._passes, self._average_passes)
         return self.__dict__["_sums"].add(grads, variables, apply, self.iterations)
 
     def _combine_steps(self, variables: Sequence[Any], before: Sequence[Any]) -> list[Any]:
-        """Assign the weights `before` plus the combination of the ranks' changes."""
+        """Combine the ranks' weight changes since `before` by Adasum, assign `before` plus the result, and return the
+        assignments."""
         self._register_local_layers()
         steps = [tf.convert_to_tensor(v) - start for v, start in zip(variables, before, strict=True)]
         combined = self._reducer.reduce(steps, variables, before_update=False)
@@ -117,7 +119,7 @@ class DistributedKerasMixin:
 
 
 class DistributedKeras3Mixin(DistributedKerasMixin):
-    """Mixin for optimizers of Keras 3, where all gradients are passed to `apply_gradients` or `apply`."""
+    """`DistributedKerasMixin` for Keras 3, where all gradients are passed to `apply_gradients` or `apply`."""
 
     _trainable_variables: Any
     _iterations: Any
@@ -161,8 +163,8 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
         self._update_with(grads, variables, apply)
 
     def _update_model_variables_moving_average(self, trainable_variables: Any) -> None:
-        """Update the moving average like Keras, whose first update initializes it. Keras detects the first update by a
-        count of 0, but each pass increases the count."""
+        """Update the moving average of the weights, and initialize it at the first update. Keras recognizes that update
+        by a count of 0, but here each pass increases the count."""
         if self._passes > 1:
             is_first = tf.convert_to_tensor(self.iterations) < self._passes
             for variable, average in zip(trainable_variables, self._model_variables_moving_average, strict=True):
@@ -173,7 +175,7 @@ class DistributedKeras3Mixin(DistributedKerasMixin):
 
 
 class KerasGradientAccumulator:
-    """Accumulator for the gradients of several backward passes, in variables, so that it works in graphs."""
+    """Accumulator of gradients over several backward passes. The sums are variables, so it works in graphs."""
 
     def __init__(self, variables: Sequence[Any], passes: int, average: bool) -> None:
         self._passes, self._average = passes, average
@@ -191,17 +193,17 @@ class KerasGradientAccumulator:
             total.assign(tf.zeros_like(total))
 
     def add(self, grads: list[Any], variables: Sequence[Any], at_last: Any, iterations: Any) -> Any:
-        """Add `grads`; at the last pass call `at_last` with the sums (or means), and reset.
+        """Add `grads` to the sums; in the last pass call `at_last` with the sums or means, and reset them.
 
-        `iterations`: the optimizer's count, which schedules use. As in Horovod every pass counts: `at_last` counts its
-        own. Raises ConfigurationError if a pass has gradients of other variables than the first one.
+        `iterations`: the optimizer's count, which schedules use. As in Horovod every pass is counted; `at_last` itself
+        counts the last pass. Raises ConfigurationError if a pass has gradients of other variables than the first one.
         """
         present = [index for index, grad in enumerate(grads) if grad is not None]
         same = len(variables) == len(self._variables) and all(map(operator.is_, variables, self._variables))
         if not same or self._present not in (None, present):
             raise ConfigurationError(
-                f"backward_passes_per_step is {self._passes}, and a pass has gradients of other variables than "
-                "the first one; pass the same variables each time, with zeros for a variable without a gradient"
+                f"backward_passes_per_step is {self._passes}, but a pass has gradients of other variables than the "
+                "first pass; pass the same variables each time, with zeros for a variable without a gradient"
             )
         self._present = present
         for index in present:
@@ -226,10 +228,10 @@ class KerasGradientAccumulator:
 
 
 class AdasumKeras3Mixin(DistributedKeras3Mixin):
-    """Mixin whose ranks apply their own gradients and combine the resulting weight differences by Adasum."""
+    """`DistributedKeras3Mixin` for Adasum: each rank steps with local gradients, then ranks combine the changes."""
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
+        """Step with local gradients, then set all ranks' weights to the old ones plus the combined change."""
         before = [tf.identity(tf.convert_to_tensor(variable)) for variable in variables]
         apply(grads)
         if not is_always_alone(self._reducer.options.process_set):
@@ -237,14 +239,14 @@ class AdasumKeras3Mixin(DistributedKeras3Mixin):
 
 
 class DistributedKeras2Mixin(DistributedKerasMixin):
-    """Mixin for optimizers of Keras 2, where all gradients are passed to `apply_gradients`."""
+    """`DistributedKerasMixin` for Keras 2, where all gradients are passed to `apply_gradients`."""
 
     @property
     def _is_scaled_around(self) -> bool:
         return bool(getattr(self, "_is_wrapped_by_loss_scale_optimizer", False))
 
     def apply_gradients(self, grads_and_vars: Any, *args: Any, **kwargs: Any) -> Any:
-        """Reduce the gradients, unless `compute_gradients` has, then apply them."""
+        """Apply the gradients, after a reduction unless `compute_gradients` has reduced them."""
         self._check_scaling()
         pairs = list(grads_and_vars)
         grads, variables = [grad for grad, _ in pairs], [variable for _, variable in pairs]
@@ -263,8 +265,8 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
         return self._update_with(grads, variables, apply)
 
     def compute_gradients(self, *args: Any, **kwargs: Any) -> Any:
-        """Return pairs of a reduced gradient and its variable, as in Horovod; `apply_gradients` does not reduce them
-        again. With several backward passes per step, they are each rank's own: `apply_gradients` reduces their sums."""
+        """Return pairs (reduced gradient, variable), as in Horovod; `apply_gradients` then does not reduce them again.
+        With several backward passes per update, or Adasum, they are not reduced here."""
         wrapped: Any = super()
         pairs = list(wrapped.compute_gradients(*args, **kwargs))
         if self._passes > 1 or not self._reduces_first:
@@ -275,12 +277,12 @@ class DistributedKeras2Mixin(DistributedKerasMixin):
 
 
 class AdasumKeras2Mixin(DistributedKeras2Mixin):
-    """Mixin like `AdasumKeras3Mixin`, for optimizers of Keras 2."""
+    """`DistributedKeras2Mixin` for Adasum, like `AdasumKeras3Mixin`."""
 
     _reduces_first = False
 
     def _step(self, grads: list[Any], variables: Sequence[Any], apply: Callable[[list[Any]], Any]) -> Any:
-        """Step locally, then set the weights on every rank to the previous ones plus the combined difference."""
+        """Step with local gradients, then set all ranks' weights to the old ones plus the combined change."""
         before = [tf.identity(variable) for variable in variables]
         applied = apply(grads)
         if is_always_alone(self._reducer.options.process_set):
@@ -306,7 +308,7 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a Keras optimizer as one that reduces gradients over all ranks before it applies them.
+    """Return an optimizer like `optimizer` that reduces gradients over all ranks before it applies them.
 
     The result is of a class derived from the optimizer's own, under the same name, and shares its state: Keras alone
     can load a model that was saved with it. XLA cannot compile it: on a GPU pass `jit_compile=False` to
@@ -316,19 +318,11 @@ def DistributedOptimizer(
     summed before they are reduced and applied; `average_aggregated_gradients` divides the sum by that number. For other
     arguments see `ringtrain.tensorflow.DistributedGradientTape`.
     """
-    options = TensorFlowGradientOptions(
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups_argument(groups, num_groups),
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    passes = BackwardPasses(backward_passes_per_step, average_aggregated_gradients)
-    return _reducing_optimizer(optimizer, options, passes, [])
+    groups = groups_argument(groups, num_groups)
+    return PartialDistributedOptimizer(
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, groups, process_set, None, scale_local_gradients,
+    )  # fmt: skip
 
 
 def PartialDistributedOptimizer(
@@ -347,49 +341,28 @@ def PartialDistributedOptimizer(
     local_layers: Collection[Any] | None = None,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Return a `DistributedOptimizer` that reduces all gradients except those of `local_layers`."""
-    options = TensorFlowGradientOptions(
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        op=op,
-        gradient_predivide_factor=gradient_predivide_factor,
-        groups=groups,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
-    passes = BackwardPasses(backward_passes_per_step, average_aggregated_gradients)
-    layers = tape_layers_of(local_layers)
-    wrapped = _reducing_optimizer(optimizer, options, passes, layers)
-    trainable(layers)
-    return wrapped
+    """Return a `DistributedOptimizer` that reduces all gradients except those of `local_layers`.
 
-
-@dataclass(frozen=True)
-class BackwardPasses:
-    """Number of passes per update. `are_averaged`: the update uses the mean of their gradients."""
-
-    count: int
-    are_averaged: bool
-
-
-def _reducing_optimizer(
-    optimizer: Any, options: TensorFlowGradientOptions, passes: BackwardPasses, local_layers: list[Any]
-) -> Any:
+    For other arguments see `DistributedOptimizer`.
+    """
     check_backend(keras)
     if not is_keras_optimizer(optimizer):
         raise ConfigurationError(f"optimizer is {kind_of(optimizer)}; expected a Keras optimizer")
     if isinstance(optimizer, DistributedKerasMixin):
         raise ConfigurationError("optimizer is a DistributedOptimizer already; expected one that is not wrapped")
-    if passes.count < 1:
-        raise ConfigurationError(f"backward_passes_per_step is {passes.count}; expected 1 or more")
-    checked = options.checked()
+    if backward_passes_per_step < 1:
+        raise ConfigurationError(f"backward_passes_per_step is {backward_passes_per_step}; expected 1 or more")
+    layers = tape_layers_of(local_layers)
+    trainable(layers)
+    checked = TensorFlowGradientOptions(
+        device_dense, device_sparse, compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set,
+        scale_local_gradients,
+    ).checked()  # fmt: skip
     settings = {
         "_reducer": TensorFlowGradientReducer(f"Distributed{type(optimizer).__name__}", checked),
-        "_passes": passes.count,
-        "_average_passes": passes.are_averaged,
-        "_local_layers": local_layers,
+        "_passes": backward_passes_per_step,
+        "_average_passes": average_aggregated_gradients,
+        "_local_layers": layers,
         "_sums": None,
     }
     return derived(optimizer, _mixin(checked), settings)
@@ -402,7 +375,8 @@ def _mixin(options: TensorFlowGradientOptions) -> type:
 
 
 def derived(optimizer: Any, mixin: type, settings: dict[str, Any]) -> Any:
-    """Return an object of the optimizer's class with `mixin` before it, which shares everything with `optimizer`.
+    """Return a copy of `optimizer` whose class has `mixin` as its first base. The copy shares all attributes with
+    `optimizer`.
 
     `settings`: class attributes. They bypass Keras' tracking, so that they are not saved with the model, and are also
     in objects that `from_config` creates.

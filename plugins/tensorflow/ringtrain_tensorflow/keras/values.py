@@ -1,4 +1,4 @@
-"""Collectives on any value that can be a tensor, for code outside Keras' training loop."""
+"""Collectives on tensors, arrays and numbers, for code outside Keras' training loop."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def allreduce(
 
 
 def allgather(value: Any, name: str | None = None) -> Any:
-    """Return every rank's rows of `value`, in rank order."""
+    """Return the rows of all ranks' `value`, in rank order."""
     return _evaluated_keras_tensor(gather.allgather(_keras_tensor(value), name))
 
 
@@ -47,13 +47,13 @@ def broadcast(value: Any, root_rank: int, name: str | None = None) -> Any:
 
 
 def reducescatter(value: Any, name: str | None = None, op: Any = Average) -> Any:
-    """Return this rank's rows of the reduced `value`."""
+    """Return this rank's share of the rows of `value` reduced over all ranks."""
     return _evaluated_keras_tensor(reduce.reducescatter(_keras_tensor(value), name=name, op=op))
 
 
 def broadcast_global_variables(root_rank: int) -> Any:
-    """Broadcast all global variables; see `ringtrain.tensorflow`. With eager execution use
-    `callbacks.BroadcastGlobalVariablesCallback`."""
+    """Return the operation that overwrites all global variables of a `tf.compat.v1` graph with those of `root_rank`.
+    For eager execution use `callbacks.BroadcastGlobalVariablesCallback`."""
     return _broadcast_global_variables(root_rank)
 
 
@@ -62,6 +62,6 @@ def _keras_tensor(value: Any) -> Any:
 
 
 def _evaluated_keras_tensor(tensor: Any) -> Any:
-    """Return `tensor`; in a `tf.compat.v1` session its value, as an array."""
+    """Return `tensor`, or in a `tf.compat.v1` session its value as an array."""
     session = None if tf.executing_eagerly() else tf.compat.v1.get_default_session()
     return tensor if session is None else session.run(tensor)

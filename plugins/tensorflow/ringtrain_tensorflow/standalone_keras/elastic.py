@@ -1,11 +1,4 @@
 """`ringtrain.tensorflow.keras.elastic` under Horovod's module name."""
 
-from ringtrain_tensorflow.keras.elastic import (
-    CommitStateCallback,
-    KerasState,
-    UpdateBatchStateCallback,
-    UpdateEpochStateCallback,
-    run,
-)
-
-__all__ = ["CommitStateCallback", "KerasState", "UpdateBatchStateCallback", "UpdateEpochStateCallback", "run"]
+from ringtrain_tensorflow.keras.elastic import *  # noqa: F403
+from ringtrain_tensorflow.keras.elastic import __all__ as __all__

@@ -25,20 +25,11 @@ def DistributedOptimizer(
     process_set: ProcessSet = global_process_set,
     scale_local_gradients: bool = True,
 ) -> Any:
-    """Wrap `optimizer` with `ringtrain.tensorflow.keras.DistributedOptimizer`, whose arguments have another order."""
+    """Return `optimizer` wrapped by `ringtrain.tensorflow.keras.DistributedOptimizer`.
+
+    That function has the same arguments in another order.
+    """
     return keras_optimizer.DistributedOptimizer(
-        optimizer,
-        name=name,
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=compression,
-        sparse_as_dense=sparse_as_dense,
-        gradient_predivide_factor=gradient_predivide_factor,
-        op=op,
-        num_groups=num_groups,
-        groups=groups,
-        backward_passes_per_step=backward_passes_per_step,
-        average_aggregated_gradients=average_aggregated_gradients,
-        process_set=process_set,
-        scale_local_gradients=scale_local_gradients,
-    )
+        optimizer, name, device_dense, device_sparse, compression, sparse_as_dense, gradient_predivide_factor, op,
+        backward_passes_per_step, average_aggregated_gradients, num_groups, groups, process_set, scale_local_gradients,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Sampler whose position survives a change of the world."""
+"""Sampler that keeps its position in the data set when the world changes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
 
     `dataset`: a data set whose length does not change. `seed`: the same on all ranks. Ranks get equally many samples:
     if the rest is not divisible, some samples at the end of an epoch are repeated, as with `DistributedSampler`;
-    `ringtrain.elastic.shard` returns each of them once. Use it as a part of a `TorchState`, or create a new iterator
+    `ringtrain.elastic.shard` returns each sample once. Use it as a part of a `TorchState`, or create a new iterator
     after a change.
     """
 
@@ -41,7 +41,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.reset()
 
     def set_epoch(self, epoch: int) -> None:
-        """Begin `epoch` with all of its samples."""
+        """Begin `epoch` with all of its samples unused."""
         self.epoch = epoch
         self.processed_num = 0
         self.reset()
@@ -55,13 +55,15 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         return {"epoch": self.epoch, "processed_num": self.processed_num}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue from a position that may come from a world of another size."""
+        """Continue from the position in the epoch that `state_dict` contains, which a world of another size may have
+        saved."""
         self.epoch = state_dict["epoch"]
         self.processed_num = state_dict["processed_num"]
         self.reset()
 
     def reset(self) -> None:
-        """Divide the rest of the epoch for the current world; between two worlds for the previous one."""
+        """Divide the rest of the epoch among the ranks of the current world, or of the last world if there is no
+        current one."""
         if rt.is_initialized():
             self.num_replicas, self.rank = rt.size(), rt.rank()
         order = Shard(len(self.dataset), 1, 0, 1, self.seed, self.shuffle, "padded").order(self.epoch)

@@ -1,4 +1,4 @@
-"""Elastic state of a PyTorch training: models, optimizers, samplers, and plain values."""
+"""Elastic state for PyTorch: models, optimizers, samplers, and plain values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Registry = list[tuple[type, Any]]
 
 
 class ModelStateHandler(StateHandler):
-    """Handler for modules: parameters and buffers."""
+    """Handler that saves and restores the parameters and buffers of a module for an elastic state."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
@@ -36,7 +36,7 @@ class ModelStateHandler(StateHandler):
         self.save()
 
     def leave_out(self, names: Collection[str]) -> None:
-        """Exclude parameters of these names, because another object saves them."""
+        """Exclude the parameters `names`, because another object saves them."""
         self._left_out = names
         self._saved = {name: value for name, value in self._saved.items() if name not in names}
 
@@ -55,7 +55,7 @@ class ModelStateHandler(StateHandler):
 
 
 class BuffersHandler(ModelStateHandler):
-    """Handler for the model of an optimizer that saves the parameters: its buffers, and untrained parameters."""
+    """Handler for a model whose trained parameters an optimizer saves: only its buffers and untrained parameters."""
 
     def __init__(self, optimizer: Any) -> None:
         super().__init__(optimizer.model)
@@ -63,7 +63,7 @@ class BuffersHandler(ModelStateHandler):
 
 
 class OptimizerStateHandler(StateHandler):
-    """Handler for torch's optimizers and `DistributedOptimizer`: state and options."""
+    """Handler that saves and restores state and options of a torch optimizer for an elastic state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         super().__init__(optimizer)
@@ -85,7 +85,7 @@ class OptimizerStateHandler(StateHandler):
 
 
 def _copied_torch_value(value: Any, kept: Any) -> Any:
-    """Return a copy of `value`; its tensors reuse the memory of `kept`, a former copy, if shape and type match."""
+    """Return a copy of `value`. Tensors are copied into tensors of `kept`, an earlier copy, if shape and type match."""
     if isinstance(value, torch.Tensor):
         fits = isinstance(kept, torch.Tensor) and (kept.shape, kept.dtype, kept.device) == (
             value.shape, value.dtype, value.device
@@ -98,7 +98,7 @@ def _copied_torch_value(value: Any, kept: Any) -> Any:
 
 
 class SamplerStateHandler(StatefulObjectHandler):
-    """Handler for samplers: position in the epoch."""
+    """Handler that saves and restores a sampler's position in the epoch for an elastic state."""
 
 
 _handler_registry: Registry = [
@@ -110,12 +110,12 @@ _handler_registry: Registry = [
 
 
 def get_handler_registry() -> Registry:
-    """Return pairs of a type and the handler class for its values; the first match is used."""
+    """Return pairs of a type and the handler class for its values. The first pair that matches is used."""
     return _handler_registry
 
 
 def set_handler_registry(registry: Registry) -> None:
-    """Replace the pairs, for states that are created after this call."""
+    """Replace the pairs of type and handler class, for states that are created after this call."""
     global _handler_registry
     _handler_registry = registry
 
@@ -143,15 +143,15 @@ class TorchState(State):
                 participant.handler.leave_out(trained)
 
     def sync(self) -> None:
-        """Synchronize as `ringtrain.elastic.State` does. Before that, all ranks join: ranks that still reduce get zeros
-        from the others, and a broadcast or gather of a joining rank fails at once."""
+        """Synchronize like `ringtrain.elastic.State.sync`. First, all ranks call `join`, so that a rank that still runs
+        a collective does not hang."""
         join()
         super().sync()
 
 
 def _torch_participants(left: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Participant]:
-    """Return participants for models and optimizers, and for buffers of models that only a host optimizer
-    references."""
+    """Return participants of an elastic state for the models and optimizers in `left`, and for the buffers of models
+    that only a host optimizer references."""
     pairs = [(torch.nn.Module, ModelStateHandler), (torch.optim.Optimizer, OptimizerStateHandler)]
     made = participants_by_type(left, pairs)
     models = [value for value in values.values() if isinstance(value, torch.nn.Module)]

@@ -74,7 +74,7 @@ class RingtrainStrategy(_ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """True: even a single rank uses the distributed sampler, and so the same order of samples."""
+        """Return True even for one rank, so that Lightning uses the distributed sampler and its order of samples."""
         return True
 
     @property
@@ -94,7 +94,7 @@ class RingtrainStrategy(_ParallelStrategy):
         return {"num_replicas": hvd.size(), "rank": hvd.rank()}
 
     def model_to_device(self) -> None:
-        """Move the model to this rank's device, with the weights and buffers of rank 0."""
+        """Move the model to this rank's device, and set its weights and buffers to those of rank 0."""
         self.model.to(self.root_device)
         hvd.broadcast_parameters(self.model.state_dict(), root_rank=0)
 
@@ -130,7 +130,7 @@ class RingtrainStrategy(_ParallelStrategy):
             self._passes_are_to_come = False
 
     def post_backward(self, closure_loss: torch.Tensor) -> None:
-        """Wait until gradients are the averages of all ranks: afterwards Lightning clips and logs them."""
+        """Wait until gradients are averaged over all ranks, before Lightning clips and logs them."""
         if self._passes_are_to_come:
             return
         for optimizer in self.optimizers:
@@ -153,8 +153,8 @@ class RingtrainStrategy(_ParallelStrategy):
         return hvd.allreduce(tensor, op=op)
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        """Return all ranks' tensors, stacked along a new first dimension. With `sync_grads`, gradients are the sums of
-        all ranks' gradients, like Lightning's; Horovod's are the means."""
+        """Return all ranks' tensors, stacked along a new first dimension. With `sync_grads`, autograd sums the
+        gradients of all ranks, like Lightning's own strategies (Horovod averages them)."""
         given = (tensor if sync_grads else tensor.detach()).unsqueeze(0)
         if given.requires_grad:
             given.register_hook(lambda grad: grad * hvd.size())
@@ -162,7 +162,7 @@ class RingtrainStrategy(_ParallelStrategy):
         return gathered
 
     def barrier(self, name: str | None = None) -> None:
-        """Return when all ranks have called this."""
+        """Wait until all ranks have called this method."""
         hvd.barrier()
 
     def broadcast(self, obj: Any, src: int = 0) -> Any:

@@ -1,1 +1,1 @@
-"""TensorFlow's data service on a Spark cluster: `compute_worker`."""
+"""TensorFlow's data service on a Spark cluster: the program `compute_worker`."""

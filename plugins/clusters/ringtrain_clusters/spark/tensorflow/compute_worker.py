@@ -1,4 +1,4 @@
-"""A compute job on Spark: `spark-submit --master "local[4]" …/spark/tensorflow/compute_worker.py CONFIG`."""
+"""TensorFlow data workers on Spark: `spark-submit --master "local[4]" …/spark/tensorflow/compute_worker.py CONFIG`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ringtrain_data_service.tensorflow.compute_worker import TfDataComputeOption
 
 
 def serve_rank(plain: dict[str, Any]) -> None:
-    """Run a rank of the compute job, in its Spark task."""
+    """Run a rank of the compute job (data worker, maybe dispatcher) in its Spark task. `plain`: TfDataServiceConfig."""
     from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig, compute_worker_fn
     from ringtrain_data_service.tensorflow.servers import TfDataServerProcesses
 
@@ -29,9 +29,9 @@ def serve_rank(plain: dict[str, Any]) -> None:
 @compute_options
 @click.option("--log-dir", type=click.Path(file_okay=False, path_type=Path), default=Path("runs"), show_default=True)
 def main(options: TfDataComputeOptions, log_dir: Path) -> None:
-    """Serve TensorFlow datasets from all slots of a Spark cluster to the training job that reads CONFIGFILE.
+    """Serve TensorFlow datasets from all task slots of a Spark cluster to the training job that reads CONFIGFILE.
 
-    The driver writes CONFIGFILE; training ends the job.
+    The driver writes CONFIGFILE. The compute job ends when the training job ends it.
     """
     logging.basicConfig(stream=sys.stderr, format="%(asctime)s ringtrain data: %(message)s")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
