@@ -148,7 +148,11 @@ WRONG = [
     # variables
     _in_container("env[0].name", {"env": [{"name": "A=B", "value": "x"}]}),
     _in_container("env[0].name", {"env": [{"name": "", "value": "x"}]}),
-    _in_variable(".valueFrom", {"value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}),
+    _in_variable(
+        ".valueFrom",
+        {"value": "x", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+        says="in addition to value",
+    ),
     _in_variable(".valueFrom", {"valueFrom": {}}),
     _in_variable(
         ".valueFrom",

@@ -64,6 +64,11 @@ def _beside(sidecar: Manifest, container: Manifest | None = None) -> Manifest:
     return made
 
 
+def first_worker(container: Manifest | None = None, pod: Manifest | None = None, **fields: Any) -> Manifest:
+    """A `spec.worker` whose worker 0 has a template with this container and pod; `fields` as in `worker`."""
+    return {**worker(**fields), "rank0Template": worker(container, pod)["template"]}
+
+
 def rules(*given: Manifest) -> Manifest:
     """A `runPolicy` with these failure rules."""
     return {"failureRules": list(given)}
@@ -111,6 +116,15 @@ def data_container(**fields: Any) -> Manifest:
     return {"template": {"spec": {"containers": [fields]}}}
 
 
+_FIRST = "spec.worker.rank0Template.spec"
+_MOUNTS = [{"name": "none", "mountPath": "/data"}]
+
+
+def _resources(amounts: dict[str, int]) -> Manifest:
+    """Fields of a container that requests these devices."""
+    return {"resources": {"requests": amounts, "limits": amounts}}
+
+
 ACCEPTED = [
     accepted(
         "own-resolver",
@@ -126,6 +140,10 @@ ACCEPTED = [
         "labels", worker=_labelled(labels={"a.b/C_d": "x.Y-1", "empty": ""}, annotations={"A.B/c": "any: \u00fc"})
     ),
     accepted("smallest"),
+    accepted(
+        "rank0-template", worker=first_worker({"command": ["sh"], "image": "b"}, {"nodeSelector": {"disk": "ssd"}})
+    ),
+    accepted("rank0-template-with-devices", worker=first_worker(devices={"a.b/c": 1}), elastic={"maxReplicas": 4}),
     accepted("mpi", backend="mpi", mpi={"implementation": "MPICH"}),
     accepted("mpi-by-default-implementation", backend="mpi", mpi={}),
     accepted("suspended", runPolicy={"suspend": True}),
@@ -223,6 +241,28 @@ REJECTED = [
         worker=_beside({"name": "proxy", "image": "example.com/proxy", "command": ["./proxy"]}, {"command": None}),
         at_admission=False,
     ),
+    refused("rank0-no-containers", f"{_FIRST}.containers", worker={**worker(), "rank0Template": {"spec": {}}}),
+    refused("rank0-no-image", f"{_FIRST}.containers[0].image", "missing", worker=first_worker({"image": None})),
+    refused("rank0-under-mpi", _FIRST[:-5], "only for backend ring", worker=first_worker(), backend="mpi"),
+    *(
+        refused(f"rank0-{id}", f"{_FIRST}.{path}", says, worker=changed, at_admission=False)
+        for id, path, says, changed in (
+            ("no-command", "containers[0].command", "missing", first_worker({"command": None})),
+            ("torchrun", "containers[0].command", "starts torchrun", first_worker({"command": ["torchrun", "a.py"]})),
+            ("devices", "containers[0].resources[a.b/c]", "is 2, and 0 in", first_worker(_resources({"a.b/c": 2}))),
+            (
+                "amount",
+                "containers[0].resources[a.b/c]",
+                "devices says 1",
+                first_worker(_resources({"a.b/c": 2}), devices={"a.b/c": 1}),
+            ),
+            ("host-network", "hostNetwork", "is true, and null in", first_worker(pod={"hostNetwork": True})),
+            ("volume", "containers[0].volumeMounts[0]", "such volume", first_worker({"volumeMounts": _MOUNTS})),
+            ("variable", "containers[0].env[0]", "operator", first_worker({"env": [{"name": "RINGTRAIN_ROLE"}]})),
+            ("resolver", "dnsPolicy", "launcher's name", first_worker(pod={"dnsPolicy": "Default"})),
+            ("typo", "containers[0].resorces", "did you mean resources?", first_worker({"resorces": {}})),
+        )
+    ),
     refused("command-is-a-string", "containers[0].command", "list", worker=worker({"command": "python"})),
     refused("backend-unknown", "spec.backend", "'ring' or 'mpi'", backend="nccl"),
     refused("replicas-zero", "spec.worker.replicas", "expected at least 1", worker=worker(replicas=0)),
@@ -291,7 +331,7 @@ REJECTED = [
     refused(
         "metrics-no-rule",
         "spec.logs.metrics",
-        "is no regular expression",
+        "is no valid regular expression at character",
         at_admission=False,
         logs={"metrics": "(?P<step>"},
     ),
@@ -322,11 +362,20 @@ REJECTED = [
     refused(
         "elastic-below-min",
         "spec.worker.replicas",
-        "less than elastic.minReplicas",
+        "from elastic.minReplicas to elastic.maxReplicas",
         elastic={"minReplicas": 3, "maxReplicas": 4},
     ),
     refused(
-        "elastic-above-max", "spec.worker.replicas", "greater than elastic.maxReplicas", elastic={"maxReplicas": 1}
+        "elastic-above-max",
+        "spec.worker.replicas",
+        "from elastic.minReplicas to elastic.maxReplicas",
+        elastic={"maxReplicas": 1},
+    ),
+    refused(
+        "elastic-min-above-max",
+        "spec.elastic.minReplicas",
+        "minReplicas must not be greater than maxReplicas",
+        elastic={"minReplicas": 3, "maxReplicas": 2},
     ),
     refused("elastic-min-zero", "spec.elastic.minReplicas", "1", elastic={**_ELASTIC, "minReplicas": 0}),
     refused("elastic-max-too-many", "spec.elastic.maxReplicas", "4096", elastic={"maxReplicas": 4097}),
@@ -631,7 +680,7 @@ TEMPLATES = [
     refused(
         "no-quantity",
         f"{_MAIN}.resources.limits[memory]",
-        "4Gi",
+        "did you mean 4Gi or 4G?",
         worker=worker({"resources": {"limits": {"memory": "4GB"}}}),
     ),
     refused("field-missing", "env[0].name", "missing", worker=worker({"env": [{"value": "1"}]})),
@@ -725,6 +774,8 @@ UPDATES = [
         _changed(_RUNNING, worker=worker(pod={"nodeSelector": {"disk": "ssd"}})),
         "spec.worker.template",
     ),
+    Update("rank0-template", _RUNNING, _changed(_RUNNING, worker=first_worker()), "spec.worker.rank0Template"),
+    Update("rank0-template-while-suspended", _SUSPENDED, _changed(_SUSPENDED, worker=first_worker())),
     Update(
         "launcher-template",
         _RUNNING,

@@ -1,4 +1,4 @@
-"""What `dtj` runs in a container, the runtime's command understands."""
+"""The runtime's command accepts the command lines that `dtj` runs in a container."""
 
 import pytest
 

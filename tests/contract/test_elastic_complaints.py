@@ -1,4 +1,4 @@
-"""What users of other elastic runtimes complain of, and the test that shows it does not happen here."""
+"""Complaints of users of other elastic runtimes, each with the test that shows its absence here."""
 
 import re
 from pathlib import Path

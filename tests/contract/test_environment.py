@@ -1,4 +1,4 @@
-"""What the operator builds is what the runtime reads."""
+"""Environment variables that the operator sets, as the runtime reads them."""
 
 import base64
 import subprocess
@@ -199,7 +199,7 @@ def test_both_sides_have_the_same_constants(name: str) -> None:
 
 
 def test_every_variable_is_in_the_contract() -> None:
-    """What is built is on docs/contract.md, by name."""
+    """docs/contract.md names every RINGTRAIN_ variable of the pods that the operator builds."""
     page = (Path(__file__).parents[2] / "docs/contract.md").read_text()
     pods = (build.build_worker_pod(parsed(), 1, 0), build.build_launcher_pod(parsed(), 1))
     names = {variable["name"] for pod in pods for variable in pod["spec"]["containers"][0]["env"]}

@@ -1,4 +1,4 @@
-"""What is generated from the models is what the repository holds."""
+"""Generated files in the repository match their sources."""
 
 import re
 import shutil

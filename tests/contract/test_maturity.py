@@ -75,7 +75,7 @@ def test_whatever_says_a_word_is_on_the_page() -> None:
 
 
 def said_of(thing: str) -> str:
-    """What follows "Maturity:" in the description, help or docstring of `thing`; empty: nothing."""
+    """Return the words after "Maturity:" in the description, help or docstring of `thing`; empty if absent."""
     if thing.startswith("spec"):
         return said_in(field(thing)["description"])
     if thing.startswith("RINGTRAIN_"):
@@ -175,7 +175,7 @@ def docstrings() -> Iterator[tuple[str, str]]:
 
 
 def variables() -> dict[str, str]:
-    """What each row of the contract's tables of variables says, by its first name."""
+    """Return the maturity in each row of the contract's tables of variables, by the row's first variable."""
     rows = re.findall(r"^\| `(RINGTRAIN_\w+)`.*$", CONTRACT, re.MULTILINE)
     lines = [line for line in CONTRACT.splitlines() if line.startswith("| `RINGTRAIN_")]
     return dict(zip(rows, map(said_in, lines), strict=True))

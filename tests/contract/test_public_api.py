@@ -1,4 +1,4 @@
-"""What a user finds in the package without reading its source: names, signatures, docstrings, a version."""
+"""Parts of the package that a user sees without its source: names, signatures, docstrings, a version."""
 
 import inspect
 import sys

@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to type or to open is there."""
+"""Commands, files and make targets that README and docs name exist, and README's programs run."""
 
 import os
 import re

@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def check() -> ModuleType:
-    """What `make release-check` runs."""
+    """Return the module that `make release-check` runs."""
     return module_at(ROOT / "charts/release_check.py")
 
 
@@ -90,7 +90,7 @@ def test_krew_installs_what_is_packed(tmp_path: Path) -> None:
 
 
 def test_a_manifest_of_nothing_is_none(tmp_path: Path) -> None:
-    """Which archives there could be is told."""
+    """A manifest without archives is an error that lists the expected archives."""
     with pytest.raises(SystemExit, match=r"kubectl-dtj-linux-amd64\.tar\.gz, kubectl-dtj-linux-arm64"):
         module_at(ROOT / "charts/plugin.py").manifest(tmp_path, "1.2.3")
 

@@ -62,7 +62,7 @@ def test_neither_the_package_nor_dtj_needs_kopf() -> None:
 
 
 def test_generators_stay_generators() -> None:
-    """What comes bit by bit in one comes so in the other."""
+    """Methods that are async generators of AsyncRun return iterators in Run."""
     for name in ("logs", "watch"):
         assert inspect.isasyncgenfunction(getattr(AsyncRun, name))
         returned = inspect.signature(getattr(Run, name), eval_str=True).return_annotation

@@ -27,7 +27,7 @@ def test_rejected(case: Case) -> None:
 
 @pytest.mark.parametrize("case", UPDATES, ids=lambda c: c.id)
 def test_updates(case: Update) -> None:
-    """What may change only while suspended is refused, naming the field; the rest may change."""
+    """A change that needs a suspended job is refused with the field's path; other changes are accepted."""
     new, old = parse_job(case.new).spec, parse_job(case.old).spec
     problems = update_problems(new, old, {"ledger": {"hasRun": True}})
     assert [problem.path for problem in problems] == ([case.path] if case.path else [])

@@ -33,7 +33,7 @@ def registration(index: int, incarnation: int = 0) -> Registration:
 
 
 def answers(snapshot: StatusSnapshot) -> tuple[Any, Any]:
-    """What `/status` and `/status?brief` say."""
+    """Return the answers to `/status` and `/status?brief`."""
     return json.loads(json.dumps(snapshot.status())), json.loads(json.dumps(snapshot.brief_status()))
 
 

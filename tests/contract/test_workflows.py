@@ -1,4 +1,4 @@
-"""What the workflows run is in the repository."""
+"""Make targets and scripts that the workflows run exist in the repository."""
 
 import os
 import re

@@ -11,6 +11,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,9 @@ from support.apiserver import why_unavailable
 
 ROOT = Path(__file__).parents[2]
 WAIT = "600s"
+WORKER = os.environ.get("RINGTRAIN_WORKER_IMAGE", "ghcr.io/ringtrain/worker:0.1.0")
+# An image of another's with a shell, an MPI, a server: run.sh tells what each has to have.
+BARE = os.environ.get("E2E_BARE_IMAGE", "busybox:1.37")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -43,7 +47,7 @@ class Kubectl:
     namespace: str
 
     def __call__(self, *arguments: str, check: bool = True, stdin: str = "") -> str:
-        """What kubectl prints. Raises AssertionError with its error."""
+        """Run kubectl and return its output. Raises AssertionError with its error."""
         command = ["kubectl", "--namespace", self.namespace, *arguments]
         done = subprocess.run(command, capture_output=True, text=True, input=stdin, check=False)
         assert not check or done.returncode == 0, f"{' '.join(command)}: {done.stderr}"
@@ -62,8 +66,14 @@ class Kubectl:
         """Return when `what` (a condition, a jsonpath, delete) holds."""
         self("wait", f"{kind}/{name}", f"--for={what}", f"--timeout={WAIT}")
 
+    def ended(self, name: str) -> dict[str, Any]:
+        """Status of a job once it has ended, well or not."""
+        self.wait("dtj", name, "jsonpath={.status.completionTime}")
+        status: dict[str, Any] = self.get("dtj", name)["status"]
+        return status
+
     def until(self, look: Callable[[], str], says: str, within_s: float = 300.0) -> str:
-        """What `look` answers once that holds `says`. Raises AssertionError with the last answer."""
+        """Return the output of `look` once it contains `says`. Raises AssertionError with the last output."""
         deadline = time.monotonic() + within_s
         while says not in (output := look()):
             assert time.monotonic() < deadline, f"{says!r} was not output within {within_s:g} s: {output}"
@@ -71,7 +81,7 @@ class Kubectl:
         return output
 
     def dtj(self, *arguments: str) -> str:
-        """What `dtj` prints."""
+        """Run `dtj` and return its output."""
         command = [sys.executable, "-m", "ringtrain_client.cli", *arguments, "--namespace", self.namespace]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
@@ -81,11 +91,59 @@ class Kubectl:
 @pytest.fixture
 def kubectl() -> Iterator[Kubectl]:
     """A namespace of its own where the strictest Pod Security is enforced, gone afterwards."""
+    with namespace("restricted") as made:
+        yield made
+
+
+@pytest.fixture
+def privileged() -> Iterator[Kubectl]:
+    """A namespace of its own without Pod Security: images run as their user, pods use their node's network."""
+    with namespace("privileged") as made:
+        yield made
+
+
+@contextmanager
+def namespace(pod_security: str) -> Iterator[Kubectl]:
+    """Make a namespace, and delete it with its jobs. Their pods are gone then, and with them the load on the nodes."""
     kubectl = Kubectl(f"e2e-{uuid.uuid4().hex[:8]}")
     kubectl("create", "namespace", kubectl.namespace)
-    kubectl("label", "namespace", kubectl.namespace, "pod-security.kubernetes.io/enforce=restricted")
-    yield kubectl
-    kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
+    kubectl("label", "namespace", kubectl.namespace, f"pod-security.kubernetes.io/enforce={pod_security}")
+    try:
+        yield kubectl
+    finally:
+        print(kubectl("get", "dtj,pods", "--output=wide", check=False))
+        print(kubectl("get", "events", "--sort-by=.lastTimestamp", check=False))
+        print(kubectl("get", "dtj", "--output=jsonpath={.items[*].status}", check=False))
+        kubectl("delete", "dtj", "--all", "--wait=false")
+        kubectl("delete", "pods", "--all", "--grace-period=1")
+        kubectl("delete", "namespace", kubectl.namespace, "--wait=false")
+
+
+@pytest.fixture
+def containers() -> None:
+    """Skip where pods are no containers."""
+    if not nodes("{.status.nodeInfo.containerRuntimeVersion}")[0]:
+        pytest.skip("needs nodes that run containers; the pods of this cluster are processes")
+
+
+def nodes(jsonpath: str) -> list[str]:
+    """One value of each node that pods may be placed on, first of all their names: "{.metadata.name}"."""
+    listed = json.loads(Kubectl("default")("get", "nodes", "--output=json"))["items"]
+    names = [node["metadata"]["name"] for node in listed if not node["spec"].get("taints")]
+    return [Kubectl("default")("get", "node", name, f"--output=jsonpath={jsonpath}") for name in names]
+
+
+def job(name: str, *command: str, image: str = WORKER, workers: int = 2, **spec: Any) -> dict[str, Any]:
+    """Job whose ranks run `command` in `image`. `container` and `pod`: fields of its worker; `spec`: all others."""
+    container = {"name": "train", "image": image, "imagePullPolicy": "IfNotPresent", "command": list(command)}
+    pod = {"containers": [container | spec.pop("container", {})]} | spec.pop("pod", {})
+    worker = {"replicas": workers, "template": {"spec": pod}} | spec.pop("worker", {})
+    return {
+        "apiVersion": "ringtrain.dev/v1alpha1",
+        "kind": "DistributedTrainingJob",
+        "metadata": {"name": name},
+        "spec": {"worker": worker, **spec},
+    }
 
 
 @pytest.fixture
@@ -97,7 +155,7 @@ def digits() -> Callable[..., dict[str, Any]]:
         text = (ROOT / "manifests" / "samples" / f"{sample}.yaml").read_text()
         job: dict[str, Any] = yaml.safe_load(text)
         container = job["spec"]["worker"]["template"]["spec"]["containers"][0]
-        container["image"] = os.environ.get("RINGTRAIN_WORKER_IMAGE", container["image"])
+        container["image"] = WORKER
         container["imagePullPolicy"] = "IfNotPresent"
         container["command"] += arguments
         job["spec"].update(spec)
@@ -107,6 +165,6 @@ def digits() -> Callable[..., dict[str, Any]]:
 
 
 def helm(*arguments: str) -> str:
-    """What Helm prints."""
+    """Run Helm and return its output."""
     command = [str(Path(sys.executable).with_name("helm")), *arguments]
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout

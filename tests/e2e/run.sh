@@ -2,6 +2,8 @@
 # `make e2e`: the black-box tests on the cluster of KUBECONFIG, or on a kind cluster made here and removed again.
 # E2E_NODE_IMAGE picks kind's node image. With an own cluster, push the images first and set E2E_OPERATOR_IMAGE,
 # E2E_AGENT_IMAGE and E2E_WORKER_IMAGE (repository:tag). E2E_RUN is a command to run there instead of the tests.
+# Images of others, for tests that are skipped without them or pull a public one: E2E_BARE_IMAGE (a shell and nothing
+# else; busybox), E2E_MPI_IMAGE (mpi.Dockerfile), E2E_S3_IMAGE (moto's server on port 5000; motoserver/moto).
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 bin=${VENV:-.venv}/bin
@@ -24,7 +26,9 @@ if [ -z "${KUBECONFIG:-}" ]; then
   docker build --target operator --tag "$operator" .
   docker build --target worker --tag "$worker" .
   docker build --target agent --tag "$agent" .
-  kind load docker-image --name "$cluster" "$operator" "$worker" "$agent"
+  export E2E_MPI_IMAGE=${E2E_MPI_IMAGE:-ringtrain-e2e-mpi:1}
+  docker build --file tests/e2e/mpi.Dockerfile --tag "$E2E_MPI_IMAGE" .
+  kind load docker-image --name "$cluster" "$operator" "$worker" "$agent" "$E2E_MPI_IMAGE"
 fi
 
 collect() {

@@ -14,7 +14,6 @@ import pytest
 from frameworks.declared import DEVICE, World, declared
 from frameworks.harness import end_servers, failure_of_scenario, failures_in_world
 from support.needs import need
-from support.sampling import Case
 
 
 class RanksFailed(Exception):
@@ -27,13 +26,6 @@ class WorldTest(pytest.Item):
     def __init__(self, *, test: str, line: int, world: World, needs: Sequence[str], **more: Any) -> None:
         super().__init__(**more)
         self.test, self.line, self.world, self.needs = test, line, world, needs
-        self.case = Case(world.label, {"world": world, "kind": world.kind})
-        if world.one_in and world.ranks:
-            has_other_ranks = {"can_run": lambda world: world.ranks > 1}
-            mark = pytest.mark.sampled(1, of="world", each="kind", one_in=world.one_in, **has_other_ranks)
-            self.add_marker(mark)
-        elif world.one_in:
-            self.add_marker(pytest.mark.sampled(one_in=world.one_in))
 
     def setup(self) -> None:
         need(*self.needs)

@@ -27,7 +27,7 @@ DEADLINE_S = patient(60)
 
 
 class BugOfTheScript(Exception):
-    """What the script raises."""
+    """Error that the script raises."""
 
 
 def train(stage: str, culprits: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """The worlds in which the tests of a file run, and the names of its tests, read without importing the file.
 
-    RUN_IN = {"framework": "torch", "ranks": [1, 2, 3], "one_in": 3}
+    RUN_IN = {"framework": "torch", "ranks": [1, 2, 3]}
 
 Each test of the file runs on every rank of a world of one, two and three ranks, which are forked from a process that
 has imported torch. A file with several kinds of worlds has a list of such dictionaries. Their keys:
@@ -9,11 +9,11 @@ has imported torch. A file with several kinds of worlds has a list of such dicti
     ranks       numbers of ranks. Without it a test runs in one process, and starts its own ranks
     env         variables of the ranks
     each        variables with several values: one world for each value, which stands in the id of the test
+    pairs       True: not a world for each combination of ranks and values, but for each pair of them
     name        a word for the id of the test
     needs       modules without which the tests are skipped
     judge       `module.function`: is called with a test and its name, in place of the test
     tests       the tests that run in these worlds, if not all
-    one_in      a sample has one world of a test, in one of so many runs; without it, all worlds of all tests
 
 A test is a function `test_…`, or a name `test_… = …` at the left of a call.
 """
@@ -32,16 +32,13 @@ DEVICE = "RINGTRAIN_TEST_DEVICE"
 
 @dataclass(frozen=True)
 class World:
-    """One world: `ranks` 0 is a process whose tests start ranks. `label`: its part of an id, `kind`: its dictionary's
-    number in the file."""
+    """One world: `ranks` 0 is a process whose tests start ranks. `label`: its part of an id."""
 
     framework: str
     ranks: int
     env: Variables
     label: str
-    kind: int
     judge: str
-    one_in: int
 
     def server(self, path: Path) -> Server:
         """The process in which tests of the file `path` run here, or that forks their ranks."""
@@ -60,15 +57,29 @@ class _Kind:
     needs: Sequence[str] = ()
     judge: str = ""
     tests: Sequence[str] = ()
-    one_in: int = 0
+    pairs: bool = False
 
-    def worlds(self, number: int) -> Iterator[World]:
+    def worlds(self) -> Iterator[World]:
         choices = [[value for value in values if _can_run(name, value)] for name, values in self.each.items()]
-        for ranks, *values in itertools.product(self.ranks, *choices):
+        combinations = list(itertools.product(self.ranks, *choices))
+        for ranks, *values in pairwise(combinations) if self.pairs else combinations:
             env = {**self.env, **dict(zip(self.each, values, strict=True))}
             env |= device_env(env.get(DEVICE, "cpu"))
             label = "-".join(filter(None, [self.name, *values, f"ranks-{ranks}" if ranks else ""]))
-            yield World(self.framework, ranks, tuple(env.items()), label, number, self.judge, self.one_in)
+            yield World(self.framework, ranks, tuple(env.items()), label, self.judge)
+
+
+def pairwise(combinations: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return some of the combinations: each two values that are in one of all are together in one of these."""
+
+    def pairs(one: tuple[Any, ...]) -> set[tuple[Any, Any]]:
+        return set(itertools.combinations(enumerate(one), 2))
+
+    missing, taken = set().union(*map(pairs, combinations)), []
+    while missing:
+        taken.append(max(combinations, key=lambda one: len(missing & pairs(one))))
+        missing -= pairs(taken[-1])
+    return sorted(taken, key=combinations.index)
 
 
 def _can_run(variable: str, value: str) -> bool:
@@ -84,9 +95,9 @@ class Declared:
 
     def cases(self) -> Iterator[tuple[str, World, Sequence[str]]]:
         """Each test with each of its worlds, and the modules that it needs; the tests of a world in their order."""
-        for number, kind in enumerate(self.kinds):
+        for kind in self.kinds:
             tests = kind.tests or self.lines
-            for world in kind.worlds(number):
+            for world in kind.worlds():
                 yield from ((test, world, kind.needs) for test in tests)
 
 

@@ -24,6 +24,9 @@ ENV = {
     "TF_ENABLE_ONEDNN_OPTS": "0",
     "KERAS_BACKEND": "tensorflow",
     "JAX_PLATFORMS": "cpu",
+    # What one rank has compiled, all ranks and worlds use.
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "CUDA_VISIBLE_DEVICES": "",
 }
 # Backend of torch.distributed by the kind of device on which checks of ringtrain.torch make tensors. CUDA where
@@ -37,7 +40,7 @@ Variables = tuple[tuple[str, str], ...]
 
 
 def device_env(device: str) -> Variables:
-    """What has `torch_values` make tensors on `device`."""
+    """Return the variables with which `torch_values` creates tensors on `device`."""
     if device == "cpu":
         return ()
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(str(index) for index in range(16)))
@@ -90,6 +93,7 @@ def _answer(server: Server, question: str) -> Failures:
 
 
 _servers: dict[Server, tuple["subprocess.Popen[str]", "tempfile.TemporaryDirectory[str]"]] = {}
+_compiled = tempfile.TemporaryDirectory(prefix="rt-compiled-")
 
 
 def _started(server: Server) -> "subprocess.Popen[str]":
@@ -100,6 +104,7 @@ def _started(server: Server) -> "subprocess.Popen[str]":
         # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
         folder = tempfile.TemporaryDirectory(prefix="rt-")
         env = {**os.environ, **ENV, **dict(server.env), "PYTHONPATH": path, "TMPDIR": folder.name}
+        env["JAX_COMPILATION_CACHE_DIR"] = _compiled.name
         process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         _servers[server] = process, folder
     return _servers[server][0]

@@ -17,7 +17,7 @@ import ringtrain as rt
 
 assert "RINGTRAIN_RING_ADDRESSES" in os.environ, "imported by pytest"
 RUN_IN = [
-    {"framework": "ringtrain", "ranks": [1, 2], "one_in": 1},
+    {"framework": "ringtrain", "ranks": [1, 2]},
     {
         "framework": "ringtrain",
         "name": "alone",
@@ -75,11 +75,6 @@ def test_items_run_alone_and_fail_with_the_tracebacks_of_all_ranks(file: Path) -
     assert "1 passed" in run(file, f"{file.name}::test_sum[alone-a-ranks-1]", "-k", "sum")
     assert "4 passed" in run(file, f"{file.name}::test_sum")
     assert "2 passed, 6 deselected" in run(file, "-k", "ranks-1 and not alone")
-
-
-def test_a_sample_has_one_world_of_each_test(file: Path) -> None:
-    """One where ranks meet, if there is any; tests whose worlds are not sampled have all of them."""
-    assert "1 failed, 4 passed, 3 deselected" in run(file, "--sample=7")
 
 
 @pytest.mark.parametrize(

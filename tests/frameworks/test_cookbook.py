@@ -5,7 +5,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from frameworks.declared import declared
 from support.commands import completed
 from support.deadlines import patient
@@ -26,7 +25,6 @@ def blocks() -> dict[str, list[str]]:
     }
 
 
-@pytest.mark.sampled(one_in=3)
 def test_a_notebook_gets_what_its_ranks_returned():
     """The cell is run as a notebook runs it: its function is in no file."""
     (cell,) = blocks()["ranks_from_a_notebook"]

@@ -14,7 +14,6 @@ TESTS = Path(__file__).parents[1]
 WORLDS = 10  # five stages, one rank or all of them
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("transport", ["shm", "grpc"])
 def test_an_exception_at_any_stage_of_a_step_ends_every_rank_by_an_exception(transport: str) -> None:
     """No rank dies of a signal or hangs: who raised ends with 1, and so do the others, which lost a peer."""

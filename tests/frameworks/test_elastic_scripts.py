@@ -24,7 +24,6 @@ def ranks_of(run: "subprocess.Popen[bytes]") -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("script", ["torch_loop", "tensorflow_loop", "keras_fit"])
 def test_a_script_goes_on_while_its_hosts_change(tmp_path: Path, script: str) -> None:
     """One rank, two, one of them killed and replaced, one again: each batch counts once, in living processes."""
@@ -55,7 +54,7 @@ def test_a_script_goes_on_while_its_hosts_change(tmp_path: Path, script: str) ->
         )
 
     def trains(size: int, since: int = 0) -> int:
-        """Where in the output a batch of a world of `size` was done, after `since`; 0 as long as there is none."""
+        """Return the output offset, after `since`, of a batch in a world of `size`; 0 if no such batch is done."""
         assert run.poll() is None, output.read_text()
         found = re.compile(rf"batch \d+ of {size} ranks\n").search(output.read_text(), since)
         return found.end() if found else 0

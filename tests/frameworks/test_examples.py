@@ -62,7 +62,6 @@ def score(output: str) -> float:
     return float(re.search(r"test accuracy: ([\d.]+)", output)[1])
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("job", ["torch-mnist", "torch-ddp", "tensorflow-mnist", "keras-mnist", "jax-mnist"])
 def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     """The second job, which says so, goes on where the first one ended, from what rank 0 saved."""
@@ -77,7 +76,6 @@ def test_digits_as_a_job_evaluates_learns_and_resumes(job, tmp_path):
     assert score(second) > 0.8
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("way", ["run", "job"])
 def test_jax_by_itself(way, tmp_path):
     """Over the collectives that JAX has; its processes have found each other."""
@@ -90,7 +88,6 @@ def test_jax_by_itself(way, tmp_path):
     ]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_keras_mnist_in_two_terminals():
     """With nothing but TF_CONFIG."""
     workers = free_addresses(2)
@@ -111,7 +108,6 @@ def test_keras_mnist_in_two_terminals():
     assert "test accuracy" not in outputs[1]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
     """By TF_CONFIG alone, and mpirun's variables alone; it logs as TensorFlow did, and resumes from model_dir."""
     command = [sys.executable, str(EXAMPLES / "estimator_mnist.py"), "--model-dir", str(tmp_path / "model")]
@@ -140,7 +136,6 @@ def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
     assert score(done.stdout) > score(first)
 
 
-@pytest.mark.sampled(one_in=3)
 def test_language_model_as_a_job_evaluates_learns_and_resumes(tmp_path):
     """Better than guessing among all characters."""
     every = ["--every", "20"]
@@ -152,7 +147,6 @@ def test_language_model_as_a_job_evaluates_learns_and_resumes(tmp_path):
     assert float(perplexity) < int(characters) / 3
 
 
-@pytest.mark.sampled(one_in=2)
 def test_diloco_learns_over_a_few_exchanges(tmp_path):
     """Better than guessing; two fragments every 20 steps, and what is left of them at the end."""
     pytest.importorskip("ringtrain_diloco")
@@ -167,12 +161,10 @@ SMALL = ["--model", "resnet14", "--width", "8", "--image-size", "32", "--iterati
 TOTAL = r"total images/sec on 2 ranks: [\d.]+"
 
 
-@pytest.mark.sampled
 def test_resnet_benchmark_as_a_job(tmp_path):
     assert re.search(TOTAL, as_job("torch-resnet", *SMALL, "--batch-size=2", tmp_path=tmp_path))
 
 
-@pytest.mark.sampled
 def test_resnet_benchmark_with_the_optimizer_on_the_host(tmp_path):
     assert re.search(TOTAL, two_ranks("torch_resnet.py", *SMALL, "--host-optimizer", tmp_path=tmp_path))
 

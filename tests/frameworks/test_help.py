@@ -1,4 +1,4 @@
-"""What a shell shows of the modules with Horovod's names: completion, signatures, docstrings."""
+"""Completion, signatures and docstrings in a shell, for the modules with Horovod's names."""
 
 import json
 import subprocess
@@ -30,7 +30,6 @@ MODULES = {
 }
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("framework", MODULES)
 def test_a_shell_shows_the_public_api(framework: str) -> None:
     """Completion offers public names alone, `help()` shows short types, and everything has a docstring."""

@@ -98,7 +98,7 @@ def test_a_set_with_a_collective_in_flight_is_not_removed(transport: str) -> Non
             return str(caught.value)
 
         (message,) = set(world.run(remove))
-    assert re.search(r"\[0, 2\] can't be removed .*'allreduce.x' on rank 0; synchronize\(\)", message)
+    assert re.search(r"\[0, 2\] can't be removed .*'allreduce.x' on rank 0; call synchronize\(\)", message)
 
 
 @OVER

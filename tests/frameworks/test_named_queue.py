@@ -248,7 +248,7 @@ def test_a_rank_that_cannot_carry_out_what_was_agreed_fails_all_at_once():
 
     told = with_queues(3, reduce)
     assert told[0] == told[2] == "rank 1 left 'a' because of ValueError: the device is gone"
-    assert told[1] == "the named queue failed: ValueError: the device is gone"
+    assert told[1] == "a named collective failed on this rank: ValueError: the device is gone"
 
 
 def failing_afterwards(communicator: Any) -> Any:
@@ -294,7 +294,7 @@ def test_a_closed_queue_fails_what_is_in_flight():
     future = queue.submit(allreduce("never"), lambda: [ONES])
     queue.stop()
     never.set()
-    with pytest.raises(RuntimeError, match=r"shut down|named queue failed"):
+    with pytest.raises(RuntimeError, match=r"shut down|named collective failed"):
         future.result(60)
     with pytest.raises(NotInitializedError, match="init"):
         queue.submit(allreduce("late"), lambda: [ONES])

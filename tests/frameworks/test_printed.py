@@ -20,7 +20,6 @@ open("loss", "w").write(str(kept.history["loss"][-1]))
 """
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("verbose", [1, 2], ids=["bar", "line"])
 def test_keras_prints_its_progress(verbose: int, tmp_path: Path) -> None:
     """Steps of all epochs and the last loss are those of `fit`, not of the evaluation after it."""

@@ -4,10 +4,14 @@ import gc
 import importlib
 import sys
 
+import pytest  # noqa: F401
+
 
 def import_once(framework: str) -> None:
     """Import it, with what it would import in each rank later on."""
     importlib.import_module(framework)
+    if "tensorflow" in sys.modules:
+        importlib.import_module("ringtrain.tensorflow")
     if "torch" in sys.modules:
         import torch
 

@@ -70,7 +70,7 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
 
 
 def account_folder(plane: ControlPlane, folder: Path) -> Path:
-    """What a kubelet mounts into the operator's pod."""
+    """Create the service account folder that a kubelet mounts into the operator's pod."""
     folder.mkdir()
     (folder / "ca.crt").write_bytes(plane.ca_file.read_bytes())
     (folder / "namespace").write_text("ringtrain-system")
@@ -109,7 +109,7 @@ async def operator_container(engine: Engine, plane: ControlPlane, folder: Path) 
 
 
 async def until_answer(url: str) -> str:
-    """What the operator answers, as soon as it answers 200."""
+    """Return the operator's first answer with status 200."""
     async with asyncio.timeout(60), aiohttp.ClientSession() as session:
         while True:
             try:

@@ -1,4 +1,4 @@
-"""What lies in the images, and what does not."""
+"""Files that the images contain, and files that they must not contain."""
 
 import json
 from pathlib import Path
@@ -31,7 +31,7 @@ def target(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture(scope="module")
 def contents(engine: Engine, target: str) -> Json:
-    """What the probe finds in the image's file system."""
+    """Run the probe in the image and return its findings on the file system."""
     python = "/python/bin/python3" if target == "agent" else "python3"
     done = engine.run(name_of(target), f"--entrypoint={python}", argv=["-"], stdin=PROBE, user="0:0")
     assert done.returncode == 0, done.stdout

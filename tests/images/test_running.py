@@ -11,7 +11,7 @@ USERS = [pytest.param(USER, id="its-own-user"), pytest.param("123456:0", id="any
 
 
 def test_the_root_is_read_only(engine: Engine) -> None:
-    """What the other tests rely on: nothing can be written but to the places that were asked for."""
+    """Only the requested paths are writable. The other tests rely on this."""
     script = "touch /opt/x; touch /checkpoints/x; touch /tmp/x && echo written; id -u"
     done = engine.run(WORKER, *WRITABLE, argv=["sh", "-c", script])
     assert done.stdout.count("Read-only file system") == 2, done.stdout

@@ -6,7 +6,6 @@ import re
 import sys
 from pathlib import Path
 
-import pytest
 from support.commands import completed
 from support.needs import need
 
@@ -15,7 +14,6 @@ import ringtrain as rt
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_the_pages_build_and_hold_the_whole_public_api(tmp_path: Path) -> None:
     """Strictly: no dead link or heading. Every public function and class of `ringtrain` has its entry."""
     need("mkdocs")

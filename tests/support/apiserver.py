@@ -44,7 +44,7 @@ CONTROLLERS = (
 
 
 def assets_folder() -> Path:
-    """Where the binaries are looked for."""
+    """Return the folder that is searched for the control plane's binaries."""
     return Path(os.environ.get("KUBEBUILDER_ASSETS") or "/usr/local/kubebuilder/bin")
 
 

@@ -14,7 +14,7 @@ from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.connection import ApiConnection
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.cluster.api.resources import SERVICE_ACCOUNTS, ApiResource
-from support.apiserver import ControlPlane, why_unavailable
+from support.apiserver import ControlPlane
 from support.fakeapi import FakeApi
 from support.installation import beyond_rights, manifests
 from support.objects import NAMESPACES, kubeconfig
@@ -93,11 +93,6 @@ class Cluster:
             if seen is not None:
                 seen["metadata"].pop("managedFields", None)  # long and not relevant
             raise TimeoutError(f"{resource.kind} {namespace}/{name} did not get there: {seen}") from None
-
-
-def can_open(kind: str) -> bool:
-    """Return whether tests can run on this kind of API server, "fake" or "real"."""
-    return kind == "fake" or not why_unavailable()
 
 
 OpenCluster = Callable[[], AbstractAsyncContextManager[Cluster]]

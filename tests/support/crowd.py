@@ -34,7 +34,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class GaveBack:
-    """When a job gave back what it had, and who of the others came first then (empty: nobody)."""
+    """Second in which a job released its devices, and the job that was then first in the queue (empty: none)."""
 
     at: int
     others_first: str

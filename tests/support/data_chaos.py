@@ -28,8 +28,10 @@ _STOPPED_S = 0.4
 
 @dataclass(frozen=True)
 class Strike:
-    """When the lease of batch `step` is in `state`, and `delay_s` later, `act`; of data worker `worker` where the
-    state does not say which one."""
+    """Fault `act`, injected `delay_s` after the lease of batch `step` enters `state`.
+
+    It hits data worker `worker` if the state does not name one.
+    """
 
     state: str
     step: int
@@ -39,7 +41,7 @@ class Strike:
 
 
 def strikes_of(seed: int) -> list[Strike]:
-    """What happens in the epoch of `seed`; all states come with all acts over the seeds."""
+    """Return the strikes in the epoch of `seed`; over the seeds, each state occurs with each act."""
     chance = random.Random(seed)
     return [
         Strike(

@@ -1,7 +1,7 @@
-"""How long tests wait at most: longer where the machine is slower, or busier, when they begin.
+"""Deadlines of tests, scaled up on a machine that is slow or busy when the tests begin.
 
-A passing test never waits so long. The machine is measured once, by the first process that imports this; processes
-that it starts take its word.
+A passing test never waits so long. The first process that imports this module measures the machine once; the
+processes that it starts reuse the result.
 """
 
 import os

@@ -204,7 +204,7 @@ class Slots:
         return outcome
 
     def results(self) -> dict[int, Any]:
-        """What the function has returned in each slot; fails the test for one that raised."""
+        """Return the function's result in each slot; fail the test if one raised."""
         results = {}
         for slot in sorted(self.living):
             outcome = self.ended(slot)

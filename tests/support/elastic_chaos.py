@@ -37,7 +37,7 @@ def undisturbed(windows: int) -> list[str]:
 
 
 def wrong(shape: Shape, plans: Sequence[Sequence[Fault]], played: Played) -> list[list[str]]:
-    """What is not as it must be in each window, up to the first that has not ended."""
+    """Return the violations in each window, up to the first window that did not end."""
     found: list[list[str]] = []
     digests, ledger = undisturbed(BLOCK), ledger_of(len(plans) * WINDOW)
     for window, faults in enumerate(plans):
@@ -105,8 +105,10 @@ def _takes_state(shape: Shape, struck: set[int], slots: dict[int, int]) -> bool:
 
 @dataclass(frozen=True)
 class Verdict:
-    """How seeds went: what was wrong, by seed, with how to play it again. `faults`: that were to happen; `missed`:
-    of them, those whose point was not reached."""
+    """Result of several seeds: by seed, the violations and the command that replays them.
+
+    `faults`: number of planned faults; `missed`: number of those whose point was not reached.
+    """
 
     wrong: dict[int, str]
     faults: int

@@ -1,4 +1,4 @@
-"""What is done to an elastic job under test: worlds and faults that follow from seeds."""
+"""Faults in an elastic job under test: worlds and faults derived from seeds."""
 
 import random
 from dataclasses import dataclass
@@ -79,7 +79,7 @@ def shape_of(block: int) -> Shape:
 
 
 def faults_of(seed: int, shape: Shape) -> tuple[Fault, ...]:
-    """What a seed does in a job of that shape; `number` counts from the window's first step, 1."""
+    """Return the faults of a seed in a job of that shape; `number` counts from the window's first step, 1."""
     chance = random.Random(f"faults {seed}")
     slot = chance.randrange(shape.ranks)
     other = (slot + 1 + chance.randrange(shape.ranks - 1)) % shape.ranks

@@ -27,10 +27,10 @@ _STALL_S = 0.3
 
 @dataclass
 class Played:
-    """How a job went. `problem`: why it did not end well; `events`: what processes have written, in order, with
-    slot and process id; `ledgers`: the steps that each slot's last process knows; `missed`: faults whose point was
-    not reached, because another one has changed what followed; `stalls`: when this process was kept from looking,
-    and for how long.
+    """Record of one job. `problem`: the reason for a bad end; `events`: the events that the processes wrote, in order,
+    with slot and process id; `ledgers`: the steps that the last process of each slot recorded; `missed`: faults whose
+    point was not reached, because another fault changed the later steps; `stalls`: times at which this process could
+    not poll, and for how long.
     """
 
     problem: str = ""
@@ -41,11 +41,11 @@ class Played:
     stalls: list[tuple[float, float]] = field(default_factory=list)
 
     def closed(self, window: int) -> dict[int, dict[str, Any]]:
-        """What each slot has said of a window's end."""
+        """Return the event that each slot wrote at a window's end."""
         return {one["slot"]: one for one in self.events if one.get("closed") == window}
 
     def entered(self, window: int) -> list[dict[str, Any]]:
-        """What ranks have said when they entered the training within a window."""
+        """Return the events that ranks wrote when they entered the training within a window."""
         return [one for one in self.events if "entered" in one and one["window"] == window]
 
     def was_kept_waiting(self, window: int) -> bool:

@@ -50,7 +50,7 @@ COPIES = int(os.environ.get("COPIES", "1"))
 
 
 class Faults:
-    """What is to happen to this slot."""
+    """Faults planned for this slot."""
 
     def __init__(self) -> None:
         path = DIRECTORY / "faults.json"
@@ -140,7 +140,7 @@ class Training(elastic.State):
 
 
 def ledger_of(steps: int) -> list[str]:
-    """What a rank has written down after so many steps that nobody disturbed: each one's epoch and samples."""
+    """Return the ledger of a rank after `steps` undisturbed steps: the epoch and samples of each step."""
     lines: list[str] = []
     order = elastic.shard(SAMPLES, elastic.FixedGlobal(BATCH), seed=SEED)._order
     for epoch in range(steps * BATCH // SAMPLES + 1):

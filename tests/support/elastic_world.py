@@ -18,7 +18,7 @@ RULES = GenerationRules(
     restarts=False,
     replace_timeout_s=30,
     join_delay_s=5,
-    formation_limit=10_000,
+    generation_limit=10_000,
     timeout_s=20,
     start_timeout_s=60,
 )
@@ -149,7 +149,7 @@ class World:
         }
 
     def view(self) -> WorldView:
-        """What the launcher sees: the last word of each agent."""
+        """Return the launcher's view: the last report of each agent."""
         slots = {}
         for slot in range(self.workers * self.slots):
             worker = slot // self.slots
@@ -222,7 +222,7 @@ class World:
         here = sum(mate.formation == rank.formation and mate.phase is RankPhase.RUNNING for mate in mates)
         ended = sum(mate.formation == rank.formation and mate.phase is RankPhase.SUCCEEDED for mate in mates)
         left = any(mate.formation == rank.formation and (mate.parked or mate.held) for mate in mates)
-        size = next((len(formed.members) for formed in self.formed if formed.formation == rank.formation), 0)
+        size = next((len(formed.members) for formed in self.formed if formed.generation == rank.formation), 0)
         complete = here + ended == size
         if told or left or (not complete and (rank.joined or self.now > rank.due + 10)):
             rank.unshared = urgent or not (told and complete)
@@ -273,7 +273,7 @@ class World:
         for slot in mine:
             rank = agent.ranks.get(slot)
             if isinstance(order, Formed) and slot in members:
-                self._begin(agent, slot, rank, members[slot].life, order.formation)
+                self._begin(agent, slot, rank, members[slot].life, order.generation)
                 continue
             known = rank is not None and agent.told.get(slot) is not None and agent.told[slot].life == rank.life
             restarts = (isinstance(order, Prepare) and order.restart) or self.rules.restarts
@@ -287,7 +287,7 @@ class World:
                 and rank
                 and rank.formation
                 and not rank.parked
-                and rank.formation < order.formation
+                and rank.formation < order.generation
             ):
                 rank.end(RankPhase.STOPPED, 137)
 
@@ -314,21 +314,21 @@ class World:
             self.orders.append(step.order.number)
             self.given.append(step.order)
             self._last_order = step.order
-            if isinstance(step.order, Formed) and step.order.formation not in {f.formation for f in self.formed}:
+            if isinstance(step.order, Formed) and step.order.generation not in {f.generation for f in self.formed}:
                 self._check(step.order)
                 self.formed.append(step.order)
 
     def _check(self, formed: Formed) -> None:
-        """What must be true at every formation."""
-        last = self.formed[-1].formation if self.formed else 0
-        assert formed.formation > last, "formations only grow"
+        """Assert the invariants of every generation."""
+        last = self.formed[-1].generation if self.formed else 0
+        assert formed.generation > last, "formations only grow"
         slots = [process.slot for process in formed.members]
         assert len(set(slots)) == len(slots) <= self.rules.max_ranks
         assert set(slots) <= set(range(self.workers * self.slots))
         seen = self.view().slots
         lost = {slot for slot in seen if seen[slot].lost or (self._forgot and not seen[slot].instance)}
         inside = {slot: number for slot, number in self.in_formation().items() if slot not in lost}
-        assert not inside, f"formation {formed.formation} while slots are in earlier ones: {inside}"
+        assert not inside, f"formation {formed.generation} while slots are in earlier ones: {inside}"
         if not self.rules.restarts:
             before = {(p.slot, p.instance, p.life) for p in self.formed[-1].members} if self.formed else set()
             stayed = [(p.slot, p.instance, p.life) in before for p in formed.members]

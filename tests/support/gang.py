@@ -2,13 +2,13 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -45,6 +45,14 @@ def runs(process: psutil.Process) -> bool:
         return False
 
 
+def pid_runs(pid: int) -> bool:
+    """Whether the process `pid` exists and has not ended."""
+    try:
+        return runs(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
+
+
 def until_ended(processes: Sequence[psutil.Process], deadline_s: float = DEADLINE_S) -> None:
     """Return when none of `processes` runs; AssertionError that shows those that do."""
     end = time.monotonic() + deadline_s
@@ -71,6 +79,7 @@ class PodProcess:
         self.message_path = Path(environment["RINGTRAIN_TERMINATION_MESSAGE_PATH"])
         self.out_path = directory / f"{name}.out"
         self.err_path = directory / f"{name}.err"
+        self.orphans: list[psutil.Process] = []
         with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
             self.process = subprocess.Popen(
                 [*inside, sys.executable, *program, *words],
@@ -94,8 +103,19 @@ class PodProcess:
         self.process.send_signal(number)
 
     def kill(self) -> None:
+        """Kill the main process alone. In a container all others would end with it; `end` kills them."""
+        with suppress(psutil.NoSuchProcess):
+            self.orphans += psutil.Process(self.pid).children(recursive=True)
         self.process.kill()
         self.process.wait(DEADLINE_S)
+
+    def end(self) -> None:
+        """Kill what still runs of the main process and of what it has started."""
+        if self.process.poll() is None:
+            self.kill()
+        for process in self.orphans:
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def message(self) -> Any:
         """The termination message."""
@@ -109,7 +129,7 @@ class PodProcess:
 
 
 def pod_environment(directory: Path, role: str, name: str, workers: int, slots: int) -> dict[str, str]:
-    """What the operator tells every pod of the job `job`."""
+    """Return the environment that the operator sets in every pod of the job `job`."""
     return {
         "PATH": os.environ["PATH"],
         "PYTHONPATH": os.environ.get("PYTHONPATH", ""),
@@ -221,14 +241,8 @@ class GangProcesses:
 
     def close(self) -> None:
         """Kill what still runs."""
-        left = self.descendants()
         for pod in self.pods:
-            if pod.process.poll() is None:
-                pod.send(signal.SIGKILL)
-                pod.process.wait(DEADLINE_S)
-        for process in left:
-            if runs(process):
-                process.kill()
+            pod.end()
 
     def _start(self, pod: PodProcess) -> PodProcess:
         self.pods.append(pod)

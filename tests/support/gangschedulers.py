@@ -120,7 +120,7 @@ async def _schedule_each(api: ApiClient, namespaces: Sequence[str]) -> None:
 
 
 def _words(nodes: int, why: str) -> str:
-    """What kube-scheduler of Kubernetes 1.34 says of a pod that it can't place."""
+    """Return kube-scheduler 1.34's message for a pod that it cannot place."""
     of_none = f"0/{nodes} nodes are available: {nodes}"
     helps = "No preemption victims found for incoming pod" if "Insufficient" in why else NOT_HELPFUL
     return f"{of_none} {why}. no new claims to deallocate, preemption: {of_none} {helps}."

@@ -123,7 +123,7 @@ class Kueue:
 
     @property
     def address(self) -> str:
-        """Where its webhooks answer."""
+        """Return the address of Kueue's webhooks."""
         return f"https://127.0.0.1:{self.port}"
 
     async def start(self, plane: ControlPlane) -> None:

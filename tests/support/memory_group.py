@@ -46,7 +46,7 @@ class Collective:
 
 @dataclass
 class Table:
-    """What the ranks of one memory group share: their collectives by number."""
+    """Shared state of the ranks of one memory group: their collectives by number."""
 
     size: int
     collectives: dict[int, Collective] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class MemoryGroup:
     def parallel_group(self) -> None:
         return None
 
-    def all_to_all(self, parts: Sequence[Flat]) -> PendingCollective:
+    def all_to_all(self, parts: Sequence[Flat], origins: Sequence[int] | None = None) -> PendingCollective:
         collective = self._join("object", list(parts), None, None)
         return _Column(collective, self.rank)
 

@@ -43,7 +43,7 @@ class MemoryCaller:
 
 
 class MemoryNetwork:
-    """Where the ranks of one in-process world find each other."""
+    """In-memory network on which the ranks of one in-process world find each other."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -98,13 +98,13 @@ class MemoryStream:
     def read_into(self, head: bytes, target: memoryview) -> None:
         frame = self._next()
         if frame is None:
-            raise UnexpectedFrame("it ended too early")
+            raise UnexpectedFrame("the stream ended too early")
         if difference := frame.move_into(head, target):
             raise UnexpectedFrame(difference)
 
     def end(self) -> None:
         if self._next() is not None:
-            raise UnexpectedFrame("it sent too much")
+            raise UnexpectedFrame("the peer sent more data than expected")
 
     def _next(self) -> WireFrame | None:
         """The next frame, or None at the end."""
@@ -117,7 +117,7 @@ class MemoryStream:
 
     def _broken(self) -> StreamBroken:
         if self._cancelled:
-            return StreamBroken(StreamEnd.CANCELLED, "cancelled by this rank")
+            return StreamBroken(StreamEnd.CANCELLED, "this rank cancelled the call")
         if self._caller.remaining_s() <= 0:
             return StreamBroken(StreamEnd.TIMEOUT, "nothing within the deadline")
         return StreamBroken(StreamEnd.CLOSED, "the peer left")

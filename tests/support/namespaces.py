@@ -83,13 +83,13 @@ def loopback(count: int, user: int | None = None) -> Network:
 
 
 def why_no_users() -> str:
-    """Why processes can't be given another user id here; empty when they can."""
+    """Return the reason that processes cannot have another user ID here; empty if they can."""
     made = completed(["unshare", "--user", "--map-user=12345", "true"])
     return f"no user namespaces here: {made.stderr.strip()}" if made.returncode else ""
 
 
 def why_not() -> str:
-    """Why no namespaces can be made here; empty when they can."""
+    """Return the reason that network namespaces cannot be made here; empty if they can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if not shutil.which("ip") or not shutil.which("nsenter"):

@@ -1,5 +1,7 @@
-"""Small objects for tests of an API server."""
+"""Small objects for tests of an API server, and the events of a watch."""
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 
 from ringtrain_operator.cluster.api.resources import ApiResource
@@ -38,3 +40,12 @@ def kubeconfig(cluster: dict[str, str], user: dict[str, str], **context: str) ->
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "me", **context}}],
         "current-context": "test",
     }
+
+
+async def next_event(events: AsyncIterator[Json]) -> tuple[str, str]:
+    """Type and object name of the next event that is not a bookmark."""
+    async with asyncio.timeout(60):
+        async for event in events:
+            if event["type"] != "BOOKMARK":
+                return event["type"], event["object"]["metadata"]["name"]
+    raise AssertionError("the watch ended")

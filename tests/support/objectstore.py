@@ -25,7 +25,7 @@ _BYTES = {"Content-Type": "application/octet-stream"}
 
 @dataclass(frozen=True)
 class Server:
-    """Where the server listens."""
+    """Address of the server."""
 
     address: tuple[str, int]
 
@@ -71,7 +71,7 @@ def s3_server() -> Iterator[Server]:
 
 
 def environment(url: str, key: str = "testing") -> dict[str, str]:
-    """What a client needs to find the server at `url`."""
+    """Return the environment with which a client finds the server at `url`."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": key,
@@ -164,5 +164,5 @@ class Proxy:
 
 
 def manifest_of(data: bytes) -> dict[str, object]:
-    """What a manifest object holds."""
+    """Return the content of a manifest object."""
     return json.loads(json.loads(data)["manifest"])

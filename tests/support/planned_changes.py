@@ -94,7 +94,7 @@ def undisturbed(kind: str) -> str:
 
 
 def judge(seed: int, kind: str | None = None) -> str:
-    """What is not as it must be after the history of a seed; nothing if all is."""
+    """Return the violations after the history of a seed; empty if there are none."""
     history = history_of(seed, kind)
     with tempfile.TemporaryDirectory(prefix="planned-") as directory:
         playing = _Playing(history, Path(directory))
@@ -123,7 +123,7 @@ def _wrong(history: History, playing: "_Playing") -> list[str]:
 
 
 def shrinks_with_local_parameters(on_loss: str) -> tuple[str, str]:
-    """Why a job of three workers with a parameter of each rank's own ends when one stays; and its log."""
+    """Return the end reason and log of a job of three workers with rank-local parameters that shrinks to one."""
     history = History("host-local", 3, 1, 3, "auto", on_loss, (Change(6, 0.01, workers=1),))
     with tempfile.TemporaryDirectory(prefix="planned-") as directory:
         playing = _Playing(history, Path(directory))
@@ -213,14 +213,14 @@ class _Playing:
             ask(url, json.dumps({"workers": workers}).encode(), "PUT")
 
     def ends(self) -> dict[int, dict[str, Any]]:
-        """What the ranks of the last world have written, by slot."""
+        """Return the end records of the ranks of the last world, by slot."""
         found = {}
         for path in self._directory.glob("end-*.json"):
             found[int(path.stem.removeprefix("end-"))] = json.loads(path.read_text())
         return found
 
     def events(self) -> list[dict[str, Any]]:
-        """What processes have written down."""
+        """Return the events that the processes wrote."""
         lines = [line for path in self._directory.glob("events-*") for line in path.read_text().splitlines()]
         return [json.loads(line) for line in lines]
 

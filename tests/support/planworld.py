@@ -73,7 +73,7 @@ class World:
         return parse_status(self.job.get("status"))
 
     def observed(self) -> Observed:
-        """What exists."""
+        """Return the observed state of the cluster."""
         report, error = None, ""
         try:
             report = read_report(self.report) if self.report is not None else None
@@ -122,7 +122,7 @@ class World:
         conditions.append({**told, "lastTransitionTime": format_time(self.now)})
 
     def plan(self) -> Plan:
-        """What the plan is now."""
+        """Return the plan for the current state."""
         return plan_object(self.job, self.observed(), self.now, FIXED)
 
     def apply(self, plan: Plan, writes: int | None = None) -> None:
@@ -150,12 +150,17 @@ class World:
         raise AssertionError(f"the plan does not converge: {plan}")
 
     def run(self, **seconds: float) -> None:
-        """Let time pass, then settle."""
-        self.now += timedelta(**seconds)
+        """Let time pass, then settle. The operator must have asked to look again if it now has anything to do."""
+        passed, before = timedelta(**seconds), self.plan()
+        self.now += passed
+        if passed > timedelta(0) and not (before.acts or before.status):
+            looks = before.requeue_after_s is not None and before.requeue_after_s <= passed.total_seconds()
+            plan = self.plan()
+            assert looks or not (plan.acts or plan.status), f"nobody looks after {passed}: {before.requeue_after_s}"
         self.settle()
 
     def go_on(self, **seconds: float) -> None:
-        """What is being deleted has ended; then time passes, if any. Settled before and after."""
+        """End the pods that are being deleted; then let time pass, if any is given. Settles before and after."""
         self.settle()
         self.pods_go()
         self.run(**seconds)
@@ -223,7 +228,7 @@ class World:
         self._see(unseen)
 
     def launcher_says(self, phase: str, step: int = 0) -> None:
-        """What the launcher's /status answers from now on."""
+        """Set the launcher's /status answer from now on."""
         self.report = {
             "version": 1,
             "attempt": self.status.attempt,
@@ -238,7 +243,7 @@ class World:
         }
 
     def world_is(self, formation: int, ranks: int, unseen: bool = False, **more: Any) -> None:
-        """What an elastic job's launcher says of its world from now on. Settled, if not `unseen` yet."""
+        """Set the world in the /status of an elastic job's launcher from now on. Settles, unless `unseen`."""
         self.launcher_says("Running")
         wanted = self.status.ledger.attempt_workers
         self.report["elastic"] = {
@@ -254,7 +259,7 @@ class World:
         self._see(unseen)
 
     def _since(self, attempt: int) -> float:
-        """When the attempt's gang was first said to be complete."""
+        """Return the time at which the attempt's gang was first reported complete."""
         return self.gangs.setdefault(attempt, self.now.timestamp())
 
     def evict(self, name: str) -> None:

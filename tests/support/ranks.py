@@ -7,23 +7,27 @@
     assert run_ranks(sum_of_ranks, 3) == [3.0, 3.0, 3.0]
 
 The function is a module-level one; it finds its world in the environment, takes picklable arguments and returns a
-picklable value. Processes are forked from a server that has numpy, grpc and ringtrain imported already, so that a
+picklable value. Processes are forked from a server that has imported `support.warm_ranks`, so that a
 rank costs milliseconds. Leaving `started_ranks` kills whatever is still alive.
 """
 
 import contextlib
+import functools
 import multiprocessing
 import os
 import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from support.commands import module_at
 from support.deadlines import patient
@@ -34,7 +38,7 @@ DEADLINE_S = patient(120.0)  # generous: a machine five times slower than an idl
 
 @dataclass(frozen=True)
 class Outcome:
-    """How one rank ended: a value, an error (`type: message`, with its traceback), or only an exit code."""
+    """Outcome of one rank: a value, an error (`type: message`, with its traceback), or only an exit code."""
 
     rank: int
     value: Any = None
@@ -204,13 +208,17 @@ def ask(deadline_s: float = DEADLINE_S) -> Any:
     return _pipe.recv()
 
 
+@functools.cache
 def _forkserver() -> multiprocessing.context.ForkServerContext:
     context = multiprocessing.get_context("forkserver")
     # One BLAS thread: the server must have no threads when it forks, and ranks share few cores.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     os.environ.setdefault("MALLOC_MMAP_THRESHOLD_", "1073741824")
     os.environ.setdefault("MALLOC_TRIM_THRESHOLD_", "4294967296")
-    context.set_forkserver_preload(["numpy", "grpc", "ml_dtypes", "ringtrain.public", "support.ranks"])
+    context.set_forkserver_preload(["support.warm_ranks"])
+    paths = {"PYTHONPATH": os.pathsep.join(sys.path), "TESTS_PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    with mock.patch.dict(os.environ, paths):
+        forkserver.ensure_running()
     return context
 
 

@@ -69,10 +69,11 @@ def scheduling_plane(folder: Path, kueue: Kueue | None = None) -> Iterator[Contr
 
 @dataclass(frozen=True)
 class Round:
-    """What a round of jobs took.
+    """Times and costs of a round of jobs.
 
-    `idle_device_s`: devices held by jobs that were not whole, until one was. `nobody_s`: the longest time in which
-    none of the jobs that were left was whole. `groups`: PodGroups that were there when all jobs had ended.
+    `idle_device_s`: device seconds held by jobs whose gang was incomplete, until one was complete. `nobody_s`: the
+    longest time in which none of the remaining jobs was complete. `groups`: PodGroups that existed after all jobs had
+    ended.
     """
 
     first_whole_s: float
@@ -95,7 +96,7 @@ class Arena:
 
     @property
     def cluster(self) -> Cluster:
-        """Where everything is."""
+        """Return the cluster of the scenario."""
         return self.scenario.cluster
 
     @property
@@ -105,7 +106,7 @@ class Arena:
 
     @property
     def runtime(self) -> ScriptedRuntime:
-        """What its nodes run."""
+        """Return the container runtime of its nodes."""
         return self.scenario.runtime
 
     async def round(self, jobs: int, workers: int, devices: int, misplaced: int = 0) -> Round:
@@ -154,7 +155,7 @@ class Arena:
         )
 
     async def groups_left(self) -> int:
-        """How many PodGroups there are of jobs that have ended, once none is there or some time has passed."""
+        """Wait about 5 s at most until no PodGroup of an ended job remains; return the number that remain."""
         found = 0
         for _ in range(50):
             kinds = [groups_of(name) for name in GANGS]

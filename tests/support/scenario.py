@@ -35,7 +35,7 @@ class Clock:
 
 @dataclass
 class Scenario:
-    """What a scenario needs. `name` is the job it is about, `operator` None where the test starts its own."""
+    """Cluster and operator of a scenario. `name`: the job under test; `operator`: None if the test starts its own."""
 
     cluster: Cluster
     namespace: str

@@ -16,7 +16,7 @@ from ringtrain_graphcore.device.session import Array
 
 @dataclass(frozen=True)
 class Speeds:
-    """What the device can do in a second of its own time."""
+    """Speeds of the device per second of simulated time."""
 
     flops_per_s: float = 1e12
     out_bytes_per_s: float = 1e10
@@ -58,7 +58,7 @@ class Engines:
 
     @property
     def now_s(self) -> float:
-        """When the last engine is done."""
+        """Return the time at which the last engine finishes."""
         return max(self._free_s.values(), default=0.0)
 
     def _free(self, engine: str) -> float:
@@ -107,8 +107,8 @@ class Memory:
 
 @dataclass(frozen=True)
 class Program:
-    """What runs on the device. `widths`: of the layers, the input first. `learning_rate`: of the device's own
-    gradient descent, which runs where gradients come back from the host."""
+    """Network that the device trains. `widths`: of the layers, the input first. `learning_rate`: of the device's own
+    gradient descent, which runs if the host returns gradients."""
 
     widths: Sequence[int]
     learning_rate: float = 0.1

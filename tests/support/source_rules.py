@@ -1,4 +1,4 @@
-"""What other operators start and set for their jobs: the tables that converted jobs are held against.
+"""Variables and ranks that other operators set for their jobs: the reference tables for converted jobs.
 
 Values are formats: `rank` of a process, `local` on its node, `ranks` of all, `node` and `nodes` of the job,
 `per_node` processes that a torchrun starts on each node, `slots` of a worker, `workers` that XGBoost counts (one

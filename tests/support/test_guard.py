@@ -1,4 +1,4 @@
-"""What a test has started does not outlive it, however it ends."""
+"""A process that a test starts ends with the test, however the test ends."""
 
 import signal
 import subprocess

@@ -63,6 +63,14 @@ def open_cluster(request: pytest.FixtureRequest) -> OpenCluster:
     return functools.partial(real_cluster, request.getfixturevalue("control_plane"))
 
 
+@pytest.fixture
+def one_cluster(request: pytest.FixtureRequest) -> OpenCluster:
+    """The real API server if its programs are there, otherwise the fake one: for whole jobs, which take long."""
+    if why_unavailable():
+        return fake_cluster
+    return functools.partial(real_cluster, request.getfixturevalue("control_plane"))
+
+
 @pytest.fixture(scope="session")
 def venv_bin() -> Path:
     """The folder with the programs of this environment, `ringtrain` among them."""

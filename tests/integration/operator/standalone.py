@@ -15,7 +15,7 @@ BUSYBOX = Path("/bin/busybox")
 
 
 def why_not_built() -> str:
-    """Why the directory can't be made here; empty if it can."""
+    """Return the reason that the directory cannot be built on this machine; empty if it can."""
     missing = [name for name in ("cc", "strip", "ldd") if shutil.which(name) is None]
     return f"needs {', '.join(missing)}" if missing else ""
 

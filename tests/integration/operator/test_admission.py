@@ -94,9 +94,8 @@ async def test_what_may_change_may_change(control_plane: ControlPlane) -> None:
         assert wrong == {}
 
 
-@pytest.mark.sampled
 async def test_a_job_that_never_ran_may_be_corrected(control_plane: ControlPlane) -> None:
-    """What is refused of one that has run, or that has ended, is admitted before; but not another managedBy."""
+    """Changes that are refused once a job has run or ended are admitted before, except one of managedBy."""
     wrong, ended = {}, {"status": {"state": "Failed"}}
     async with namespace_of(real_cluster(control_plane)) as (c, ns):
         for number, case in enumerate(case for case in UPDATES if case.path):

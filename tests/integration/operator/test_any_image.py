@@ -26,7 +26,7 @@ from integration.operator.standalone import (
     why_not_built,
 )
 from support import jobs
-from support.cluster import Cluster, OpenCluster, can_open, fake_cluster, namespace_of
+from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of
 from support.commands import completed
 from support.deadlines import patient
 from support.jobs import state
@@ -90,15 +90,14 @@ async def run(
     return done, log
 
 
-@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 @pytest.mark.parametrize("volume", ["InitContainer", "ImageVolume"])
 async def test_a_program_runs_in_an_image_without_python(
-    open_cluster: OpenCluster, agent: Image, shell: Image, tmp_path: Path, volume: AgentVolume
+    one_cluster: OpenCluster, agent: Image, shell: Image, tmp_path: Path, volume: AgentVolume
 ) -> None:
     """Its ranks have the image's environment and their place in the world, and nothing of the agent's Python."""
     script = "echo rank $RANK of $WORLD_SIZE, user $(id -u); env | sort; touch /new || echo read-only; echo >/tmp/new"
     manifest = shell_job("shell", script)
-    done, log = await run(open_cluster, manifest, {AGENT: agent, "shell:1": shell}, tmp_path, volume)
+    done, log = await run(one_cluster, manifest, {AGENT: agent, "shell:1": shell}, tmp_path, volume)
     assert state(done) == "Succeeded", f"{done['status']}\n{log}"
     for rank in range(2):
         assert f"[{rank}] rank {rank} of 2, user {USER}\n" in log
@@ -118,7 +117,6 @@ def shell_job(name: str, script: str, **spec: Any) -> Json:
     return manifest
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_path: Path) -> None:
     """The pod that reads the store of a job whose launcher is gone has the agent's image, and is restricted."""
     manifest = shell_job("shell", "echo hello of $RANK")
@@ -138,7 +136,6 @@ async def test_logs_are_read_without_the_image(agent: Image, shell: Image, tmp_p
     assert (process.returncode, out) == (0, b"hello of 1\n"), err.decode()
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("version", "agent_of_job", "own"),
     [
@@ -228,7 +225,6 @@ def with_open_mpi(root: Path) -> Path:
     return root
 
 
-@pytest.mark.sampled
 async def test_an_mpi_program_runs_in_an_image_without_python(agent: Image, tmp_path: Path) -> None:
     """kubeflow's example of an MPIJob, converted and otherwise unchanged; its image has MPI and a shell."""
     image = Image(with_open_mpi(tmp_path / "root"), {"OMPI_MCA_btl": "self,tcp,vader"})
@@ -271,7 +267,6 @@ def with_pytorch(root: Path) -> Image:
     return Image(root, env, {**parts, "/packages": packages})
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_a_script_for_torchrun_runs_in_a_stock_image(agent: Image, tmp_path: Path) -> None:
     """PyTorch's DDP over gloo, two workers: the script is as it was, and its image has no ringtrain."""
     manifest = shell_job("stock", "")
@@ -284,7 +279,6 @@ async def test_a_script_for_torchrun_runs_in_a_stock_image(agent: Image, tmp_pat
         assert f"[{rank}] gradient [[1.5, 1.5]] of 2 None\n" in log
 
 
-@pytest.mark.sampled
 def test_what_an_image_preloads_is_for_its_own_programs(agent: Image) -> None:
     """The agent's Python does not load it, and has the image's variables again when it starts something."""
     program = agent.root / "python" / "bin" / "python3"

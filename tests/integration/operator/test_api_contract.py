@@ -1,12 +1,11 @@
-"""What ringtrain relies on an API server to do: the same tests on the fake and on the real one."""
+"""Behavior that Ringtrain expects of an API server: the same tests on the fake and on the real one."""
 
 import asyncio
-from collections.abc import AsyncIterator
 from contextlib import aclosing
 
 import pytest
 from support.cluster import OpenCluster, namespace_of
-from support.objects import CONFIG_MAPS, Json, config_map, pod
+from support.objects import CONFIG_MAPS, Json, config_map, next_event, pod
 
 from ringtrain_operator.cluster.api.errors import (
     AlreadyExists,
@@ -18,15 +17,6 @@ from ringtrain_operator.cluster.api.errors import (
 )
 from ringtrain_operator.cluster.api.resources import JOBS, LEASES, PODS, SECRETS, ApiResource
 from ringtrain_operator.cluster.versions import ResourceVersions
-
-
-async def next_event(events: AsyncIterator[Json]) -> tuple[str, str]:
-    """Type and object name of the next event that is not a bookmark."""
-    async with asyncio.timeout(60):
-        async for event in events:
-            if event["type"] != "BOOKMARK":
-                return event["type"], event["object"]["metadata"]["name"]
-    raise AssertionError("the watch ended")
 
 
 async def test_a_created_object_has_the_servers_own_metadata(open_cluster: OpenCluster) -> None:
@@ -51,7 +41,7 @@ async def test_a_creation_that_is_not_read_tells_its_version(open_cluster: OpenC
 
 
 async def test_a_list_may_not_be_older_than_a_version(open_cluster: OpenCluster) -> None:
-    """What was made at that version is in it; a version that is still to come is VersionAhead."""
+    """A list contains the object created at the minimum version; a future version raises VersionAhead."""
     async with namespace_of(open_cluster()) as (c, ns):
         for name in ("a", "b", "c"):
             version = await c.api.create_unread(PODS, ns, pod(name))

@@ -1,4 +1,4 @@
-"""How objects go, on the fake API server and on the real one: preconditions, finalizers, owners, nodes."""
+"""Deletion on the fake API server and on the real one: preconditions, finalizers, owners, nodes."""
 
 import pytest
 from support.cluster import OpenCluster, namespace_of

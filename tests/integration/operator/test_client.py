@@ -6,7 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
-from support.cluster import Cluster, OpenCluster, can_open, fake_cluster, namespace_of
+from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of
 from support.kubelet import ProcessRuntime
 from support.objects import CONFIG_MAPS
 from support.scenario import open_scenario, operated
@@ -54,10 +54,9 @@ def fails() -> None:
     sys.exit(7 * (os.environ["RANK"] == "1"))
 
 
-@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
-async def test_functions_train_in_pods(open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
+async def test_functions_train_in_pods(one_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """With the real runtime in their containers: one that ends well, and one that fails in rank 1."""
-    async with operated(open_cluster(), runtime, tmp_path) as (c, ns), client_of(c, ns, tmp_path) as client:
+    async with operated(one_cluster(), runtime, tmp_path) as (c, ns), client_of(c, ns, tmp_path) as client:
         run = await client.train(greets, args=["hello"], image="worker", workers=2)
         bad = await client.train(fails, image="worker", workers=2, spec={"runPolicy": {"backoffLimit": 0}})
         status = await run.wait(SOON_S)

@@ -41,7 +41,6 @@ async def dtj(
     return process.returncode or 0, output.decode()
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_a_job_is_submitted_listed_suspended_and_deleted(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The commands of a job's life, each with what it says."""
     file = tmp_path / "job.yaml"
@@ -138,7 +137,7 @@ async def test_a_watched_list_prints_rows_that_change(tmp_path: Path) -> None:
             await c.api.patch(JOBS, ns, "other", {"status": {"state": "Failed"}}, subresource="status")
             then = [(await process.stdout.readline()).decode().split()[:2] for _ in range(2)]
             process.send_signal(signal.SIGINT)
-            assert await process.wait() == 0
+            assert await process.wait() == 130
         assert first == [["NAME", "STATE"], ["digits", "Pending"], ["other", "Pending"]]
         assert then == [["NAME", "STATE"], ["other", "Failed"]]
 
@@ -158,6 +157,11 @@ async def test_watch_ends_with_the_job(tmp_path: Path) -> None:
         await c.api.patch(JOBS, ns, "digits", {"status": ended}, subresource="status")
         code, output = await watching
         assert (code, "First failure of attempt 1: rank 3 (digits-worker-1)" in output) == (1, True), output
+        await c.api.create(JOBS, ns, job("wrong"))
+        rejected = {"state": "Rejected", "attempt": 0, "message": "spec.worker.template: a problem"}
+        await c.api.patch(JOBS, ns, "wrong", {"status": rejected}, subresource="status")
+        code, output = await dtj(c, tmp_path, "watch", "wrong", "-n", ns)
+        assert (code, output) == (1, f"{ns}/wrong Rejected (attempt 0): spec.worker.template: a problem\n")
         code, output = await dtj(c, tmp_path, "watch", "nosuch", "-n", ns)
         assert (code, "job nosuch does not exist" in output) == (1, True), output
 
@@ -176,7 +180,7 @@ async def test_completion_is_a_script(tmp_path: Path, shell: str) -> None:
 
 
 async def test_names_of_commands_and_jobs_are_completed(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """What a shell asks after TAB: the commands, then the jobs of the namespace."""
+    """Completion in a shell offers the commands, then the jobs of the namespace."""
     async with namespace_of(open_cluster()) as (c, ns):
         for name in ("digits", "other"):
             await c.api.create(JOBS, ns, job(name))
@@ -187,7 +191,7 @@ async def test_names_of_commands_and_jobs_are_completed(open_cluster: OpenCluste
 
 
 async def complete(cluster: Cluster, folder: Path, words: str, index: int) -> tuple[int, str]:
-    """What bash is told when the word at `index` is to be completed."""
+    """Return exit code and output of the completion in bash of the word at `index`."""
     asked = {"_DTJ_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(index)}
     return await dtj(cluster, folder, env=asked)
 
@@ -202,7 +206,6 @@ async def test_it_is_a_plugin_of_kubectl(open_cluster: OpenCluster, tmp_path: Pa
         assert (code, output.splitlines()[1].split()[0]) == (0, "digits"), output
 
 
-@pytest.mark.sampled(one_in=2)
 async def test_commands_about_a_job_that_ends(tmp_path: Path) -> None:
     """--wait says why it failed; a rank that it never had is an error; nobody suspends what has ended."""
     file = tmp_path / "job.yaml"

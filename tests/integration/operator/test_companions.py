@@ -1,4 +1,4 @@
-"""What a job has besides pods, when somebody deletes it."""
+"""Objects that a job owns in addition to its pods, after somebody deletes them."""
 
 from pathlib import Path
 

@@ -52,7 +52,7 @@ async def with_runtimes(c: Cluster) -> AsyncIterator[None]:
 
 
 async def convert(c: Cluster, folder: Path, job: Json) -> tuple[Json, str]:
-    """What `dtj convert` makes of the job alone, and what it says."""
+    """Run `dtj convert` on a file with only the job; return the converted job and the text on stderr."""
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job))
     options = ("--kubeconfig", str(c.kubeconfig(folder)))
@@ -65,7 +65,6 @@ async def convert(c: Cluster, folder: Path, job: Json) -> tuple[Json, str]:
     return yaml.safe_load(out) or {}, err.decode()
 
 
-@pytest.mark.sampled(one_in=2)
 async def test_a_runtime_is_read_from_the_cluster(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A cluster's own and a namespace's; one that is missing is named, and a cluster that knows no runtimes."""
     job, runtime = yaml.safe_load_all(FILE.read_text())

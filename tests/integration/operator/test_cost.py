@@ -1,4 +1,4 @@
-"""What a look costs the API server: nothing is read or written without a cause."""
+"""API requests of a reconciliation: nothing is read or written without a cause."""
 
 import functools
 

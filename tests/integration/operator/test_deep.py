@@ -40,7 +40,6 @@ async def until_refused(cluster: Cluster, namespace: str, name: str) -> None:
     assert "nested more than 100 levels" in condition(found, "Accepted")["message"]
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_a_deep_job_costs_only_itself(control_plane: ControlPlane) -> None:
     """Whether it was there before the operator or comes while it watches; and it can be listed, and deleted."""
     async with namespace_of(real_cluster(control_plane)) as (c, ns):

@@ -67,7 +67,7 @@ async def test_a_worker_that_is_taken_away_is_made_anew(open_cluster: OpenCluste
 async def test_a_launcher_that_does_not_take_the_number_is_told_again(
     open_cluster: OpenCluster, tmp_path: Path, refusal: tuple[int, str] | None
 ) -> None:
-    """What it answers is in the Degraded condition until it takes the number; a failed connection is no answer."""
+    """Degraded shows the launcher's refusal until it accepts the number of ranks; a failed connection is not shown."""
     async with running_job(open_cluster, tmp_path, elastic=ELASTIC) as s:
         elastic = {"formation": 1, "ranks": 2}
         async with s.launcher_says(elastic=elastic, refusal=refusal) as answer:

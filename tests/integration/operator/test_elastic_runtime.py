@@ -7,8 +7,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support.cluster import Cluster, Json, OpenCluster, can_open, namespace_of
+from support.cluster import Cluster, Json, OpenCluster, namespace_of
 from support.jobs import job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
@@ -58,14 +57,13 @@ async def until_world(c: Cluster, namespace: str, ranks: int, formation: int = 0
     return status
 
 
-@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
-async def test_workers_come_and_go(open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
+async def test_workers_come_and_go(one_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """Scaled up, the launcher's pod lost, drained, a node lost, scaled down: one attempt, and a rank that was not
     touched is one process."""
     # One for each pod in turn, the launcher's second one too: who loses the launcher with a worker loses the step.
     stop, nodes, clock = tmp_path / "stop", tuple(f"node-{letter}" for letter in "abcde"), Clock()
     async with (
-        namespace_of(open_cluster()) as (c, ns),
+        namespace_of(one_cluster()) as (c, ns),
         Kubelet(c.api, runtime, tmp_path / "nodes", namespace=ns, nodes=nodes) as kubelet,
         running_operator(c.operator_connection, clock, namespaces=(ns,)) as operator,
     ):

@@ -1,4 +1,4 @@
-"""What goes wrong between operator and API server: the job ends as if nothing had."""
+"""Faults between operator and API server: the job ends as it does without them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ async def finish(s: Scenario) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ShyOfGangs(Catalogue):
-    """What is served; the first requests for PodGroups' API fail."""
+    """Catalogue of the served APIs in which the first 10 requests for the PodGroup API fail."""
 
     failures: Iterator[int] = field(default_factory=lambda: iter(range(10)))
 
@@ -49,7 +49,6 @@ class ShyOfGangs(Catalogue):
         return super().of_group(group, version)
 
 
-@pytest.mark.sampled(one_in=2)
 async def test_no_job_starts_before_it_is_known_who_places_gangs(tmp_path: Path) -> None:
     """An operator that starts while the API server fails asks again: else jobs would be placed pod by pod."""
     async with fake_cluster(render("gangs.kubernetes=true")) as c:
@@ -64,7 +63,6 @@ async def test_no_job_starts_before_it_is_known_who_places_gangs(tmp_path: Path)
                 assert pod["spec"]["schedulingGroup"]["podGroupName"].startswith("digits-")
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("method", "plural", "code", "options"),
     [
@@ -129,7 +127,7 @@ async def test_dropped_watches_and_lost_history_are_made_good(tmp_path: Path) ->
 
 
 async def test_a_quorum_read_has_no_floor() -> None:
-    """What this process was told may be older than what its forerunner did."""
+    """A quorum read has no minimum version: a former process may have written after the one recorded here."""
     async with FakeApi() as fake, ApiClient(ApiConnection(fake.url)) as api:
         versions = ResourceVersions(api)
         versions.record_pod_version("1000000000")  # a list that had this for a floor would be refused, and come again

@@ -3,8 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support.cluster import OpenCluster, can_open
+from support.cluster import OpenCluster
 from support.jobs import state
 from support.kubelet import ProcessRuntime
 from support.needs import need
@@ -31,9 +30,8 @@ jax.distributed.shutdown()
 API: dict[str, Any] = {"apiVersion": "ringtrain.dev/v1alpha1"}
 
 
-@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 async def test_processes_find_each_other_in_every_attempt(
-    open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime
+    one_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime
 ) -> None:
     """initialize() has no arguments, and sums are those of all processes; also after a restart."""
     containers = [{"name": "train", "image": "jax", "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}]}]
@@ -57,7 +55,7 @@ async def test_processes_find_each_other_in_every_attempt(
             },
         },
     }
-    async with operated(open_cluster(), runtime, tmp_path) as (c, ns):
+    async with operated(one_cluster(), runtime, tmp_path) as (c, ns):
         await c.api.create(TEMPLATES["TrainingTemplate"], ns, template)
         await c.api.create(JOBS, ns, job)
         done = await c.until(JOBS, ns, "mine", lambda j: state(j) in ("Succeeded", "Failed"), ENDED_WITHIN_S)

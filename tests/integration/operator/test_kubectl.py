@@ -24,7 +24,7 @@ pytestmark = [
 
 
 async def kubectl(plane: ControlPlane, *arguments: str) -> str:
-    """What kubectl prints, as admin."""
+    """Run kubectl as admin and return its output."""
     command = ["kubectl", f"--kubeconfig={plane.kubeconfig()}", *arguments]
     done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, f"{arguments}: {done.stderr}"
@@ -78,7 +78,6 @@ async def test_kubectl_alone_says_why_a_job_waits(control_plane: ControlPlane) -
                 await c.pause()  # an event follows the status
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_a_quota_is_said_in_its_own_words(control_plane: ControlPlane, tmp_path: Path) -> None:
     """A ResourceQuota's refusal is in the condition; when the quota goes, the job runs."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
@@ -123,5 +122,5 @@ async def test_a_quota_on_limits_admits_a_job(control_plane: ControlPlane, tmp_p
 
 
 async def quota_used(plane: ControlPlane, namespace: str) -> str:
-    """What the quota counts, as kubectl writes it."""
+    """Return the used amounts of the quota, as kubectl prints them."""
     return await kubectl(plane, "get", "quota", "bounds", "-n", namespace, "-o=jsonpath={.status.used}")

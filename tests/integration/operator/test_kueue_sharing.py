@@ -140,7 +140,7 @@ async def test_nodes_are_there_before_the_pods_and_nothing_keeps_them_afterwards
 
 
 async def provisioned(s: Scenario, name: str) -> None:
-    """What an autoscaler says when the nodes are there."""
+    """Set the conditions that an autoscaler sets once the nodes exist."""
     true = {"status": "True", "reason": "Done", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}
     conditions = [{"type": kind, **true} for kind in ("Accepted", "Provisioned")]
     status = {"status": {"conditions": conditions}}
@@ -204,7 +204,7 @@ async def until_succeeded(s: Scenario) -> Json:
 
 
 def undisturbed(venv_bin: Path, options: list[str]) -> str:
-    """What the same training prints of its weights where nobody is in its way."""
+    """Return the weights that the same training prints when it runs alone."""
     command = [
         str(venv_bin / "ringtrain"),
         "run",

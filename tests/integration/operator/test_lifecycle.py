@@ -68,6 +68,21 @@ async def test_a_suspended_job_has_no_pods(open_cluster: OpenCluster, tmp_path: 
         await s.until_running(attempt=2)
 
 
+async def test_worker_0_has_its_own_template_in_each_attempt(open_cluster: OpenCluster, tmp_path: Path) -> None:
+    """Its pod is made from rank0Template again when somebody deletes it and the gang restarts."""
+    main = {"name": "first", "image": "first:1", "command": ["first"]}
+    worker = {**job()["spec"]["worker"], "rank0Template": {"spec": {"containers": [main]}}}
+    async with running_job(open_cluster, tmp_path, worker=worker) as s:
+        for attempt in (1, 2):
+            await s.until_running(attempt=attempt)
+            images = {pod["metadata"]["name"]: pod["spec"]["containers"][0]["image"] for pod in await s.pods()}
+            assert images["digits-worker-0"] == "first:1"
+            assert images["digits-worker-1"] == "train:1"
+            if attempt == 1:
+                await s.cluster.api.delete(PODS, s.namespace, "digits-worker-0")
+                await s.until(lambda j: j["status"].get("attempt") == 2)
+
+
 async def test_a_pod_that_will_not_end_is_killed(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """A container that ignores SIGTERM has its grace period, then it is gone, and the suspension is complete."""
     template = {"spec": {**job()["spec"]["worker"]["template"]["spec"], "terminationGracePeriodSeconds": 1}}

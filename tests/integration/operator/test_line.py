@@ -7,7 +7,6 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-import pytest
 from support.cluster import OpenCluster
 from support.gangschedulers import placing_pod_by_pod
 from support.jobs import job
@@ -70,7 +69,6 @@ async def test_a_job_that_no_node_takes_keeps_no_gang_waiting(open_cluster: Open
         assert (await lost.job())["status"]["attempt"] == 1
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_what_the_first_can_not_use_goes_to_a_gang_behind_it(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The first wants a whole node, and none is free: two gangs that want one device of each node take turns."""
     async with open_arena(open_cluster, tmp_path) as s:

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-from support.cluster import Cluster, OpenCluster, can_open, namespace_of
+from support.cluster import Cluster, OpenCluster, namespace_of
 from support.jobs import python_job, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.operating import running_operator
@@ -50,13 +49,12 @@ async def start_dtj(c: Cluster, folder: Path, namespace: str, *arguments: str) -
 
 
 async def logs(c: Cluster, folder: Path, namespace: str, *arguments: str) -> str:
-    """What it prints, after "error: " if it fails."""
+    """Run `dtj logs talk …` and return its output, or "error: " and its stderr if it fails."""
     process = await start_dtj(c, folder, namespace, *arguments)
     out, err = await process.communicate()
     return out.decode() if process.returncode == 0 else f"error: {err.decode()}"
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """Followed while it runs, of an attempt before, and when all is over; what is gone is said to be."""
     go_on, whole = tmp_path / "go-on", "begin 2 3\n50%{}100%\nend 2 3\n"
@@ -70,7 +68,7 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ru
         assert await logs(c, tmp_path, ns, "--rank=0", "--attempt=1") == "begin 1 0\n"
         merged = await logs(c, tmp_path, ns, "--attempt=1")
         assert sorted(merged.splitlines()) == [f"[{rank}] begin 1 {rank}" for rank in range(4)]
-        assert "there are logs of attempts 1, 2" in await logs(c, tmp_path, ns, "--attempt=5")
+        assert "attempts with logs: 1, 2" in await logs(c, tmp_path, ns, "--attempt=5")
         assert "talk has 4 ranks, 0 to 3" in await logs(c, tmp_path, ns, "--rank=4")
         if c.fake is not None:
             await without_the_right_to_exec(c, tmp_path, ns)
@@ -94,7 +92,7 @@ async def test_one_ranks_whole_log(open_cluster: OpenCluster, tmp_path: Path, ru
 async def from_the_claim(c: Cluster, folder: Path, namespace: str, whole: str) -> None:
     """Of earlier attempts, and of a launcher that is gone, a pod reads the store, and goes."""
     assert await logs(c, folder, namespace, "--rank=3", "--attempt=1") == "begin 1 3\n"
-    assert "there are logs of attempts 1, 2" in await logs(c, folder, namespace, "--attempt=5")
+    assert "attempts with logs: 1, 2" in await logs(c, folder, namespace, "--attempt=5")
     await c.api.delete(PODS, namespace, "talk-launcher")
     await c.until_gone(PODS, namespace, "talk-launcher")
     assert await logs(c, folder, namespace, "--rank=3") == whole
@@ -120,12 +118,11 @@ sys.stdout.writelines(f"{rank} {line:06d} of many\\n" for line in range(150_000)
 """
 
 
-@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
-async def test_more_than_a_node_keeps(open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
+async def test_more_than_a_node_keeps(one_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """Four ranks' 150,000 lines each are all read when the job has ended, of which its node serves 10 MiB."""
     job = talking_job(tmp_path)
     job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"][-1] = MUCH
-    async with operated(open_cluster(), runtime, tmp_path / "nodes") as (c, ns):
+    async with operated(one_cluster(), runtime, tmp_path / "nodes") as (c, ns):
         await c.api.create(JOBS, ns, job)
         await c.until(JOBS, ns, "talk", lambda j: state(j) == "Succeeded", within_s=180.0)
         served = [line async for line in c.api.pod_log(ns, "talk-launcher")]

@@ -20,7 +20,7 @@ from ringtrain_operator.cluster.operator import Operator
 
 
 async def ask(operator: Operator, path: str) -> tuple[int, str]:
-    """What the operator's own port answers."""
+    """Return status and body of the answer to `path` on the operator's own port."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{operator.port}{path}") as answer,
@@ -29,7 +29,7 @@ async def ask(operator: Operator, path: str) -> tuple[int, str]:
 
 
 async def until_answers(operator: Operator, path: str, status: int) -> str:
-    """What it says once it answers `status`; the test's deadline is the bound."""
+    """Return the operator's answer once its status is `status`; the test's deadline is the bound."""
     while True:
         found, answer = await ask(operator, path)
         if found == status:
@@ -101,7 +101,7 @@ async def test_a_reconcile_that_does_not_end_is_no_life() -> None:
 
 
 async def test_watches_that_stand_still_are_no_life() -> None:
-    """When the loop that watches hangs (here: while it reads its token), /healthz fails though all else works."""
+    """While the watch loop hangs (here: as it reads its token), /healthz fails although all else works."""
     readable = threading.Event()
     readable.set()
 

@@ -30,4 +30,4 @@ async def test_a_job_fails_by_its_loss(control_plane: ControlPlane, tmp_path: Pa
     assert condition(failed, "Failed")["reason"] == "NotFinite"
     assert (failed["status"]["restarts"], failed["status"]["attempt"]) == (0, 1)
     told = "\n".join(explain_job(failed, [], []))
-    assert "the loss that rank 1 reported is Infinity since step 7 (--fail-on-nan, failOnNaN)" in told
+    assert "the loss reported by rank 1 is Infinity since step 7 (spec.runPolicy.failOnNaN)" in told

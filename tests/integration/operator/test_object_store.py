@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from support.cluster import Cluster, OpenCluster, can_open, namespace_of
+from support.cluster import Cluster, OpenCluster, namespace_of
 from support.jobs import condition, state
 from support.kubelet import Kubelet, ProcessRuntime
 from support.objectstore import Server, environment
@@ -49,9 +49,8 @@ def objects_of_checkpoints(s3: Server) -> list[str]:
             store.close()
 
 
-@pytest.mark.sampled(1, of="open_cluster", can_run=can_open)
 async def test_a_job_leaves_all_in_its_bucket(
-    open_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime, s3: Server
+    one_cluster: OpenCluster, tmp_path: Path, runtime: ProcessRuntime, s3: Server
 ) -> None:
     """Its pods and their files are gone; the Secret of the manifest opens the bucket, also for its reader."""
     s3.make_bucket("my-bucket")
@@ -59,7 +58,7 @@ async def test_a_job_leaves_all_in_its_bucket(
     container = sample["spec"]["worker"]["template"]["spec"]["containers"][0]
     container["args"] = ["--epochs", "1"]
     keys = {k: base64.b64encode(v.encode()).decode() for k, v in environment(s3.url).items()}
-    async with namespace_of(open_cluster()) as (c, ns):
+    async with namespace_of(one_cluster()) as (c, ns):
         secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s3-keys"}, "data": keys}
         await c.api.create(SECRETS, ns, secret)
         async with (

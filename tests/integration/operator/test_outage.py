@@ -26,7 +26,7 @@ TIMES = LeaseTimes(duration_s=8.0, renew_within_s=6.0, retry_s=0.5)  # half of w
 
 
 async def test_a_short_outage_is_survived(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """What ended meanwhile is found when the API server is back, by the same operator process and by who waits."""
+    """After the outage, the same operator process and a waiting client see that the job has ended meanwhile."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit()
         await s.until_running()
@@ -50,7 +50,6 @@ async def until_succeeded(jobs: AsyncGenerator[Json, None]) -> None:
             pass
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_an_outage_longer_than_a_lease_ends_a_leader_and_no_job(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:

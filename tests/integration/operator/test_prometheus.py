@@ -126,7 +126,6 @@ async def play(scenario: Scenario) -> None:
     await scenario.until_running(attempt=2)
 
 
-@pytest.mark.sampled(one_in=3)
 @NEEDS_PROMETHEUS
 async def test_every_expression_has_data(tmp_path: Path, job: GangProcesses) -> None:
     """A number for each panel of each dashboard and for what alerts compare; and Prometheus took the rules."""

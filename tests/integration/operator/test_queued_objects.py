@@ -1,4 +1,4 @@
-"""What a job in a queue owns at each turn of its life: one Workload while it asks for quota, and nothing too many.
+"""Objects that a queued job owns in each state: one Workload while it requests or uses quota, no leftovers.
 
 Its end, and the operator's death at each write, are in test_killed.py; the real Kueue is in test_kueue.py.
 """
@@ -32,7 +32,7 @@ async def owned(s: Scenario) -> list[str]:
 
 
 def running(workers: int) -> list[str]:
-    """What a job that runs owns."""
+    """Return the kinds of the objects that a running job owns."""
     return sorted([*COMPANIONS, *["Pod"] * (workers + 1), "Workload"])
 
 

@@ -57,7 +57,7 @@ def of_kubeconfig(folder: Path, url: str, authority: ClusterAuthority) -> ApiCon
 
 
 async def version(connection: ApiConnection) -> str:
-    """What the server at the other end calls itself."""
+    """Return the major version that the server at the other end reports."""
     async with ApiClient(connection, limits=ApiLimits(attempts=1)) as api:
         return str((await api.raw_get("/version"))["major"])
 
@@ -94,7 +94,7 @@ async def test_the_watches_reach_it_too(tmp_path: Path) -> None:
 
 
 async def ready(operator: Operator) -> tuple[int, str]:
-    """What /readyz answers."""
+    """Return status and body of the answer to /readyz."""
     async with (
         aiohttp.ClientSession() as session,
         session.get(f"http://127.0.0.1:{operator.port}/readyz") as answer,

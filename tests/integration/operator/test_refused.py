@@ -1,4 +1,4 @@
-"""What the real API server refuses of a job's pods, and what it admits where Pod Security is strictest."""
+"""Pods of a job that the real API server refuses, and those that it admits under the strictest Pod Security."""
 
 import itertools
 from dataclasses import replace
@@ -100,7 +100,7 @@ async def test_an_image_of_root_does_not_start_where_root_is_refused(
 
 
 async def test_a_template_of_root_is_refused_by_its_field(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """What the template says is not changed for an admission that refuses it."""
+    """The operator does not change a template to pass admission: the pod is refused with the field's name."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.cluster.api.patch(NAMESPACES, None, s.namespace, RESTRICTED)
         await s.submit(worker=worker(securityContext={"runAsUser": 0}))
@@ -157,7 +157,7 @@ async def test_pods_pull_as_those_of_the_namespace_do(control_plane: ControlPlan
 
 
 async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """What only the API server knows of pods: the condition names the field, with its own words."""
+    """If a template breaks a rule that only the API server checks, the condition has the field and its message."""
     part = worker()
     part["template"]["spec"]["containers"][0]["resources"] = {"claims": [{"name": "absent"}]}
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
@@ -192,7 +192,6 @@ async def test_a_webhook_that_cannot_be_asked_is_said(control_plane: ControlPlan
         await s.until_running()
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: ControlPlane, tmp_path: Path) -> None:
     """Two of three pods are admitted: they hold no devices for a gang that never begins. With room for all the job
     runs, and nothing is counted."""
@@ -210,7 +209,6 @@ async def test_what_a_quota_admits_of_a_gang_is_given_back(control_plane: Contro
         assert (status["restarts"], status["disruptions"]) == (0, 0)
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_two_gangs_that_share_a_quota_run_one_after_the_other(
     control_plane: ControlPlane, tmp_path: Path
 ) -> None:

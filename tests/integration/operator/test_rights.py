@@ -1,4 +1,4 @@
-"""What the operator may do: enough (the scenarios run with it), and no more."""
+"""Rights of the operator: enough (the scenarios run with them), and no more."""
 
 from typing import Any
 

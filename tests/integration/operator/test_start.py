@@ -1,4 +1,4 @@
-"""Where the start of a job went, from a real API server to the page in its launcher, in a real browser."""
+"""Times of the parts of a job's start, from a real API server to the launcher's page in a real browser."""
 
 import json
 import re
@@ -41,7 +41,6 @@ def _seconds(since: Any, until: Any) -> float:
     return (end - begin).total_seconds()
 
 
-@pytest.mark.sampled(one_in=3)
 async def test_where_a_start_went(control_plane: ControlPlane, tmp_path: Path, runtime: ProcessRuntime) -> None:
     """Status, `dtj why`, the page and the report have the same parts, by the times that pods and Events have in
     the API; the page has what the kubelet says that the image is."""

@@ -38,7 +38,7 @@ def document(**new_fields: Json) -> Json:
 
 
 async def until_refused(c: Cluster, namespace: str, name: str, path: str) -> str:
-    """What Accepted=False says, once it names the field."""
+    """Return the message of Accepted=False once it names the field `path`."""
     found = await c.until(JOBS, namespace, name, lambda j: j and path in condition(j, "Accepted").get("message", ""))
     accepted = condition(found, "Accepted")
     assert (accepted["status"], accepted["reason"]) == ("False", "InvalidSpec")

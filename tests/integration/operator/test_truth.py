@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from support.cluster import Json, OpenCluster, fake_cluster
-from support.jobs import condition, workers_with_devices
+from support.jobs import condition, termination_message, workers_with_devices
 from support.kubelet.volumes import CONFIG_MAPS
 from support.objects import pod
 from support.scenario import Scenario, open_scenario
@@ -56,10 +56,10 @@ async def test_an_image_whose_name_is_none_ends_the_job(open_cluster: OpenCluste
         await s.until_pods(0)
 
 
-@pytest.mark.parametrize("comes", [True, False], ids=["comes", "never-comes"])
-async def test_a_volume_whose_config_map_is_not_there(open_cluster: OpenCluster, tmp_path: Path, comes: bool) -> None:
+@pytest.mark.parametrize("then", ["comes", "never-comes", "launcher-gives-up"])
+async def test_a_volume_whose_config_map_is_not_there(open_cluster: OpenCluster, tmp_path: Path, then: str) -> None:
     """The kubelet says it in an event alone: the job says it, too, goes on when the ConfigMap comes, and ends
-    after startTimeoutSeconds where it does not."""
+    after startTimeoutSeconds where it does not, also where that is too short for a look at events before."""
     container = {"name": "train", "image": "train:1", "command": ["train"]}
     volume = {"name": "settings", "configMap": {"name": "settings"}}
     template = {"spec": {"containers": [container], "volumes": [volume]}}
@@ -68,18 +68,29 @@ async def test_a_volume_whose_config_map_is_not_there(open_cluster: OpenCluster,
         for index in range(2):
             await s.cluster.until(PODS, s.namespace, f"digits-worker-{index}", has_node)
         await s.cluster.until(EVENTS, s.namespace, await mount_event(s), bool)
-        s.skip(31)
-        await s.until_condition("Running", "False", "FailedMount")
-        if comes:
+        if then == "launcher-gives-up":
+            await s.cluster.until(PODS, s.namespace, "digits-launcher", is_running)
+            gave_up = {"reason": "NotAssembled", "message": "2 workers have not registered"}
+            s.runtime.finish("digits-launcher", 69, termination_message("Failed", **gave_up))
+        else:
+            s.skip(31)
+            await s.until_condition("Running", "False", "FailedMount")
+        if then == "comes":
             await s.cluster.api.create(CONFIG_MAPS, s.namespace, {"metadata": {"name": "settings"}, "data": {}})
             await s.until_running()
             return
-        s.skip(70)
+        if then == "never-comes":
+            s.skip(70)
         failed = condition(await s.until_state("Failed"), "Failed")
         assert failed["reason"] == "CannotStart"
-        assert 'configmaps "settings" not found' in failed["message"]
+        assert 'configmap "settings" not found' in failed["message"]
         s.skip(60)
-        await s.until_pods(0)
+        await s.until_pods(1 if then == "launcher-gives-up" else 0)  # a launcher that has ended stays, for its log
+
+
+def is_running(pod: Json | None) -> bool:
+    """Whether a pod runs."""
+    return bool(pod and pod["status"].get("phase") == "Running")
 
 
 def has_node(pod: Json | None) -> bool:
@@ -132,7 +143,7 @@ async def test_a_foreign_pod_of_our_name_is_said(open_cluster: OpenCluster, tmp_
 
 
 async def test_an_invalid_spec_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """What no CRD refuses is a condition with field, value and way out; then there is nothing more to do."""
+    """An invalid spec that the CRD admits sets a condition with field and value; the operator then writes no more."""
     async with open_scenario(fake_cluster, tmp_path) as s:
         fake = s.cluster.fake
         assert fake is not None
@@ -148,7 +159,7 @@ async def test_an_invalid_spec_is_said_once(tmp_path: Path, caplog: pytest.LogCa
 
 
 async def test_a_planted_secret_is_not_used(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """Who creates the Secret that the job's pods would mount, before the operator does, gets nothing by it."""
+    """The job's pods do not mount a Secret that somebody created earlier under the name that the operator would use."""
     async with open_scenario(open_cluster, tmp_path) as s:
         uid = (await s.submit(runPolicy={"suspend": True}))["metadata"]["uid"]
         planted = {"metadata": {"name": f"digits-{uid[:8]}"}, "stringData": {"token": "known to somebody"}}

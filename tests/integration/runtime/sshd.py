@@ -16,7 +16,7 @@ PORT = 2222
 
 
 def why_no_sshd() -> str:
-    """Why there can be no hosts with sshd here; empty when there can."""
+    """Return the reason that this machine cannot run hosts with sshd; empty if it can."""
     if missing := [name for name in (SSHD, "ssh", "ssh-keygen", "openssl") if not shutil.which(name)]:
         return f"hosts over ssh need {', '.join(missing)} (apt install openssh-server openssh-client openssl)"
     return why_not()

@@ -1,10 +1,9 @@
-"""What happens to lines when the launcher takes none, and neither memory nor disk has room for more."""
+"""Log lines while the launcher receives none, and neither memory nor disk has room for more."""
 
 import re
 import signal
 from collections.abc import Callable
 
-import pytest
 from support.gang import GangProcesses, PodProcess, until
 
 # 50 bytes each: about twice what the spool keeps in memory.
@@ -18,10 +17,9 @@ while not pathlib.Path("last").exists():
     time.sleep(0.02)
 print("last")
 """
-NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank 0 were dropped: the launcher did not take them in time")
+NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank 0 were dropped: the launcher did not receive them in time")
 
 
-@pytest.mark.sampled
 def test_dropped_lines_are_counted_and_said(gang: Callable[..., GangProcesses]) -> None:
     """A rank is not held up by a launcher that hangs. Its lines are in the log once and in order, and where some
     are missing it is said how many; /status and /metrics count them."""

@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 from support import elastic_rank
-from support.gang import GangProcesses, runs, until
+from support.gang import GangProcesses, pid_runs, runs, until
 from support.scripted_launcher import ScriptedLauncher
 
 from ringtrain_job.control.model import (
@@ -40,7 +40,7 @@ class Pod:
         self.launcher.until_registered(0)
 
     def told(self, slot: int) -> list[str]:
-        """What the processes of a slot were told, as they said, without their process ids."""
+        """Return the lines in which a slot's processes log what they received, without their process ids."""
         return re.sub(r" pid \d+$", "", self.job.rank_log(slot).decode(), flags=re.MULTILINE).splitlines()
 
     def pid(self, slot: int) -> int:
@@ -129,7 +129,7 @@ def test_a_killed_rank_is_replaced(pod: MakePod) -> None:
         "[ringtrain] process 2 of slot 1 begins",
         "formation 2 rank 1 of 2 generation 1000002",
         "change 3 later",
-        "leaves: this slot is not wanted in the next formation",
+        "leaves: the next generation does not use this slot",
     ]
     assert one.end() == 0
     assert one.launcher.store.dropped == 0
@@ -143,8 +143,8 @@ def test_what_a_lost_rank_has_started_ends_with_it(pod: MakePod) -> None:
     (child,) = re.findall(r"^child (\d+) pid", one.job.rank_log(1).decode(), flags=re.MULTILINE)
     os.kill(one.pid(1), signal.SIGKILL)
     one.launcher.until(1, RankPhase.FAILED)
-    until("the child is gone", lambda: not psutil.pid_exists(int(child)))
-    assert psutil.pid_exists(one.pid(0))
+    until("the child is gone", lambda: not pid_runs(int(child)))
+    assert pid_runs(one.pid(0))
     assert one.end() == 0
 
 
@@ -175,10 +175,10 @@ def test_who_does_not_leave_is_killed(pod: MakePod, stopped: bool) -> None:
     one.launcher.until(1, RankPhase.FAILED)
     one.launcher.give(Prepare(2, (1,), urgent=True))
     state = one.launcher.until(0, RankPhase.STOPPED)
-    why = "a signal has stopped it in formation 1, which formation 2 follows"
-    why = why if stopped else "it did not leave formation 1 within 4 s, for formation 2"
+    why = "a signal stopped it in generation 1, which generation 2 replaces"
+    why = why if stopped else "it did not leave generation 1 within 4 s for generation 2"
     assert (state.signal, state.message) == ("SIGKILL", f"killed: {why}")
-    assert not psutil.pid_exists(pid)
+    assert not pid_runs(pid)
     one.until_told(0, f"[ringtrain] {state.message}")
     one.parked(1, life=2)
     assert one.launcher.state(0) == one.launcher.until(0, RankPhase.STOPPED)
@@ -196,7 +196,7 @@ def test_who_is_told_to_leave_and_stays(pod: MakePod) -> None:
     one.parked(1)
     one.launcher.form(2, [(0, 1)], (0,))
     state = one.launcher.until(1, RankPhase.STOPPED)
-    assert state.message == "killed: it did not end within 4 s, and its slot is not wanted in formation 2"
+    assert state.message == "killed: it did not end within 4 s, and generation 2 does not use its slot"
     assert one.end() == 0
 
 
@@ -208,7 +208,7 @@ def test_who_was_told_to_leave_is_no_newcomer_when_its_slot_is_wanted_again(pod:
     one.launcher.give(Prepare(2, (0,)))
     one.parked(1)
     one.launcher.form(2, [(0, 1)], (0,))
-    one.until_told(1, "leaves: this slot is not wanted in the next formation")
+    one.until_told(1, "leaves: the next generation does not use this slot")
     one.launcher.until(1, parked=False, formation=0, life=1)
     one.launcher.form(2, [(0, 1)], ALL)
     (one.job.directory / "stay-1").unlink()
@@ -248,7 +248,7 @@ def test_a_newcomer_that_is_stopped(pod: MakePod) -> None:
     first.suspend()
     (one.job.directory / "slow-0").unlink()
     one.parked(0, life=2)
-    assert one.told(0)[0] == "[ringtrain] killed: a signal has stopped it before it was in any formation"
+    assert one.told(0)[0] == "[ringtrain] killed: a signal stopped it before it was in any generation"
     assert one.end() == 0
 
 
@@ -261,7 +261,7 @@ def test_a_pod_that_is_asked_to_stop(pod: MakePod) -> None:
     one.launcher.give(Prepare(2, ()))
     assert one.agent.wait() == 143
     for slot in ALL:
-        assert one.told(slot)[1:] == ["change 2 later", "leaves: this slot is not wanted in the next formation"]
+        assert one.told(slot)[1:] == ["change 2 later", "leaves: the next generation does not use this slot"]
         state = one.launcher.state(slot)
         assert (*ended(state), state.lost_steps) == (RankPhase.STOPPED, 0, "", 1, 0)
     assert one.agent.message()["outcome"] == "Stopped"

@@ -3,7 +3,6 @@
 Judged by the samples of each step, and by the final weights' bits beside a training that nobody disturbs.
 """
 
-import datetime
 import json
 import os
 import random
@@ -29,8 +28,7 @@ pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "th
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 TRAINING = (sys.executable, planned_training.__file__)
 TESTS = str(Path(__file__).parents[2])
-_TODAY = datetime.datetime.now(datetime.UTC).date().toordinal()
-_SEEDS = random.Random(_TODAY).sample(range(300), 6)
+_SEEDS = (0, 3, 5)  # each kind of training once
 
 
 @pytest.fixture(scope="module")
@@ -121,14 +119,14 @@ class HostRun:
             assert one["digest"] == undisturbed(self.kind)
 
     def redone(self) -> list[dict[str, Any]]:
-        """What was made again in the course of the run, or begun anew."""
+        """Return the events of work that the run repeated or began again from the start."""
         lines = [line for path in self.directory.glob("events-*") for line in path.read_text().splitlines()]
         events = [json.loads(line) for line in lines]
         anew = [one for one in events if one.get("entered", 0) > 1 and not one.get("step")]
         return [one for one in events if one.get("redone")] + anew
 
     def processes(self, host: str) -> list[psutil.Process]:
-        """What runs on a host for this run."""
+        """Return the processes of this run on `host`."""
         listed = completed(["ip", "netns", "pids", self.net(host).name])
         found = []
         for pid in listed.stdout.split():
@@ -159,7 +157,6 @@ def run(hosts: SshHosts, tmp_path: Path) -> Iterator[HostRun]:
         one.process.wait()
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("kind", ["host", "arrays"])
 def test_hosts_come_and_go(run: HostRun, kind: str) -> None:
     """No step is lost, though at last no host is one of the first; where none is listed, nothing is left."""
@@ -189,11 +186,9 @@ def test_hosts_come_and_go(run: HostRun, kind: str) -> None:
     assert run.redone() == []
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_a_history_of_hosts(run: HostRun, seed: int) -> None:
-    """Whatever hosts are listed, one after the other, and whichever ranks are killed: each sample counts once.
-    Other seeds every day."""
+    """Whatever hosts are listed, one after the other, and whichever ranks are killed: each sample counts once."""
     chance = random.Random(f"hosts {seed}")
     names = [*run.hosts.names, "localhost"]
     run.kind = chance.choice(["host", "arrays", "torch"])
@@ -219,7 +214,6 @@ def test_a_history_of_hosts(run: HostRun, seed: int) -> None:
     assert all(one.get("redone", 0) <= 1 and one["step"] for one in run.redone()), run.redone()
 
 
-@pytest.mark.sampled(one_in=2)
 def test_ranks_ssh_and_hosts_that_are_lost(run: HostRun) -> None:
     """A killed rank is replaced where it was. Where ssh is killed, the host leaves at a commit and comes back. A
     host that falls silent is gone, and back with its cable; each sample counts once, whatever was done again."""
@@ -234,7 +228,7 @@ def test_ranks_ssh_and_hosts_that_are_lost(run: HostRun) -> None:
     (ssh,) = [one for one in below if one.name() == "ssh" and "node-a" in one.cmdline()]
     made_again = len(run.redone())
     ssh.kill()
-    run.until("a rank of the host's next agent", lambda: "host node-a is tried again" in run.err())
+    run.until("a rank of the host's next agent", lambda: "trying host node-a again" in run.err())
     run.step(24)
     assert len(run.redone()) == made_again
     lost = run.processes("node-c")
@@ -249,7 +243,6 @@ def test_ranks_ssh_and_hosts_that_are_lost(run: HostRun) -> None:
     assert all(one.get("redone", 0) <= 1 and one["step"] for one in run.redone())
 
 
-@pytest.mark.sampled(one_in=2)
 def test_hosts_that_do_not_answer(run: HostRun) -> None:
     """One without a name, and one that is silent: the others train, and both are said."""
     run.hosts.network.cut(run.net("node-c"))
@@ -259,13 +252,12 @@ def test_hosts_that_do_not_answer(run: HostRun) -> None:
         run.start("-np", "3", "--min-np", "2", "--max-np", "6", *run.script)
         run.step(2)
         run.end()
-        assert "host node-z cannot be reached over ssh: " in run.err()
+        assert "cannot reach host node-z over ssh: " in run.err()
         assert "host node-z has failed once and gets no ranks for 10 s" in run.err()
     finally:
         run.hosts.network.mend(run.net("node-c"))
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_host_that_fails_is_set_aside(run: HostRun) -> None:
     """For the cool-down: others train on; then it gets ranks again."""
     # The host falls silent while step 12 waits for that: later it may be back.
@@ -280,7 +272,6 @@ def test_a_host_that_fails_is_set_aside(run: HostRun) -> None:
     run.end()
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_host_whose_ranks_cannot_start(run: HostRun) -> None:
     """Others train to the end, without a --blacklist-cooldown-range too."""
     fails = f'[ "$(hostname)" = {run.name_of("node-b")} ] && exit 7; exec {" ".join(TRAINING)}'
@@ -291,7 +282,6 @@ def test_a_host_whose_ranks_cannot_start(run: HostRun) -> None:
     assert "host node-b has failed 2 times and gets no ranks for 10 s" in run.err()
 
 
-@pytest.mark.sampled
 def test_fixed_hosts(run: HostRun) -> None:
     """`-H` with the bounds of an elastic run: as Horovod, a script that always prints them."""
     run.hold({8: ["node-a", "node-b"], 20: ["node-a", "node-b"]})
@@ -319,7 +309,6 @@ def test_a_program_that_is_started_again(run: HostRun) -> None:
     assert run.process.wait(DEADLINE_S) == 0, run.said()
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL], ids=["interrupted", "killed"])
 def test_a_run_that_ends_early_leaves_nothing(run: HostRun, number: signal.Signals) -> None:
     """Neither on other hosts nor here."""

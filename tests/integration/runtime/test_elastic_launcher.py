@@ -96,7 +96,7 @@ def test_a_killed_rank_is_replaced_and_the_others_keep_their_processes(gang: Mak
     assert {slot: after[slot] for slot in (1, 2)} == {slot: before[slot] for slot in (1, 2)}
     said = job.until_elastic(formation=2, phase="Running", ranks=3, recoveries=1, lostSteps=1, degraded=False)
     assert said["lastRecoverySeconds"] > 0
-    assert "formation 1 is lost: rank 0 was killed by SIGKILL; formation 2 is prepared" in job.launcher.err()
+    assert "generation 1 has lost a rank: rank 0 was killed by SIGKILL; preparing generation 2" in job.launcher.err()
     metrics = job.job.get("/metrics")
     assert re.search(r"^ringtrain_formation{.*} 2.0$", metrics, re.M)
     assert re.search(r"^ringtrain_recoveries_total{.*} 1.0$", metrics, re.M)
@@ -146,7 +146,6 @@ def test_the_number_of_workers_is_put(gang: MakeGang) -> None:
     until("the rank that is not wanted leaves", lambda: b"leaves:" in job.job.rank_log(1))
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("phase", ["Running", "Preparing"])
 def test_the_launcher_is_killed(gang: MakeGang, phase: str) -> None:
     """Its next process knows the world and repeats the phase; nobody leaves a world for it."""
@@ -189,7 +188,7 @@ def test_a_newcomer_that_has_the_state_waits_for_nobody(gang: MakeGang) -> None:
     os.kill(before[0], signal.SIGSTOP)
     job.tell("flee", 1)
     assert job.until_formed(3, [1]) == {1: before[1]}
-    assert "no rank with the state" not in job.launcher.err()
+    assert "has the training state" not in job.launcher.err()
     job.agents[0].kill()
     assert job.finish(1)["outcome"] == "Succeeded"
 
@@ -211,7 +210,6 @@ def test_a_pod_that_is_confirmed_gone_is_not_waited_for(gang: MakeGang) -> None:
     assert job.finish(0, 1)["outcome"] == "Succeeded"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize(
     ("logs", "lost"),
     [("kept", False), ("gone", False), ("gone", True)],
@@ -239,7 +237,7 @@ def test_the_launchers_pod_is_lost(gang: MakeGang, logs: str, lost: bool) -> Non
         assert job.until_elastic(formation=2, phase="Running", ranks=3)
     else:
         job.until_elastic(formation=1, phase="Running", ranks=3)
-    said = "are not here: the launcher that had them is lost with its files"
+    said = "are missing: they were lost with an earlier launcher's files"
     assert job.finish(0, 1, 2)["ranksSucceeded"] == 3
     assert (said.encode() in job.job.rank_log(0)) == (logs == "gone")
 
@@ -270,10 +268,9 @@ def test_a_program_that_always_fails_ends_the_attempt(gang: MakeGang) -> None:
     assert job.launcher.wait() == 3
     failure = job.launcher.message()["failure"]
     assert (failure["rank"], failure["exitCode"], failure["reason"]) == (1, 3, "RankFailed")
-    assert failure["message"] == "rank 1 exited with 3, three times without a step between"
+    assert failure["message"] == "rank 1 exited with 3, three times without a completed step in between"
 
 
-@pytest.mark.sampled(one_in=3)
 def test_too_few_ranks_for_too_long(gang: MakeGang) -> None:
     """The attempt fails as one that lost a worker, and says how long it has waited."""
     times = {"RINGTRAIN_ELASTIC_REPLACE_TIMEOUT": "0.5", "RINGTRAIN_START_TIMEOUT": "15", "RINGTRAIN_TIMEOUT": "4"}

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from support import elastic_rank
 from support.commands import completed, ringtrain_run
-from support.gang import DEADLINE_S, runs, until
+from support.gang import DEADLINE_S, pid_runs, runs, until
 
 from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
@@ -94,7 +94,7 @@ def test_replace(run: StartRun, number: int) -> None:
     one.world(0, 1, 2, after=first)
     assert (one.pid(0), one.pid(2)) == (before[0], before[2])
     assert one.pid(1) != before[1]
-    assert not psutil.pid_exists(before[1])
+    assert not pid_runs(before[1])
     assert one.worlds(1)[-1][1] == 2
     code, out, err = one.finish(3)
     assert (code, "state  Succeeded" in err) == (0, True)
@@ -119,9 +119,9 @@ def test_shrink(run: StartRun) -> None:
     kinds = [event["kind"] for event in events]
     assert kinds.index("Loss") < kinds.index("Recovery") < kinds.index("Succeeded"), events
     assert [event["text"] for event in events if event["kind"] == "Formation"] == [
-        f"formation {first}: 3 ranks",
-        f"formation {smaller}: 2 ranks",
-        f"formation {last}: 3 ranks",
+        f"generation {first}: 3 ranks",
+        f"generation {smaller}: 2 ranks",
+        f"generation {last}: 3 ranks",
     ]
 
 
@@ -153,7 +153,7 @@ def test_a_discovery_script(run: StartRun, tmp_path: Path) -> None:
     assert one is not None
     assert len({world[3] for world in one.worlds(0)}) == 1
     assert len({world[3] for world in one.worlds(1)}) == 2
-    assert "leaves: this slot is not wanted in the next formation" in one.log(3)
+    assert "leaves: the next generation does not use this slot" in one.log(3)
     assert one.finish(4)[0] == 0
 
 

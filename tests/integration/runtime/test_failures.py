@@ -25,7 +25,6 @@ raise PeerLost(3, f"rank {rank}: rank 3 closed its connection in allreduce 7")
 """
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize(
     ("fail", "code", "name", "message"),
     [
@@ -79,7 +78,6 @@ time.sleep(1000)
 """
 
 
-@pytest.mark.sampled(one_in=2)
 @pytest.mark.parametrize("way", ["SIGKILL", "SIGSEGV", "SIGABRT", "SIGTERM", "exit"])
 def test_every_other_rank_hears_of_it(gang: Gang, way: str) -> None:
     """They raise PeerLost, and have time for what they do then, whichever way the one went."""
@@ -114,7 +112,6 @@ time.sleep(1000)
     assert job.rank_log(0) == b"ready\nasked to end\n"
 
 
-@pytest.mark.sampled(1)
 @pytest.mark.parametrize("code", [3, 70, 200])
 def test_exit_codes_are_exact(gang: Gang, code: int) -> None:
     """The code of the first failed rank is the code of its agent and of the launcher."""
@@ -139,7 +136,7 @@ def test_logs_that_cannot_be_kept(gang: Gang) -> None:
 
 
 def test_a_disk_that_is_full_at_the_end(gang: Gang) -> None:
-    """Where the outcome cannot be written into the log directory, it is still the outcome."""
+    """If the outcome cannot be written into the log directory, the job keeps it and the launcher prints the error."""
     job = gang(1, 1)
     gate = job.directory / "gate"
     launcher, agent = job.launcher(), job.agent(0, "sh", "-c", f"until test -e {gate}; do sleep 0.02; done")
@@ -156,7 +153,7 @@ def test_a_command_that_does_not_exist(gang: Gang) -> None:
     job = gang(1, 1)
     launcher, agent = job.launcher(), job.agent(0, "no-such-program")
     assert [launcher.wait(), agent.wait()] == [127, 127]
-    message_text = "ringtrain: no-such-program cannot be executed: No such file or directory"
+    message_text = "ringtrain: cannot execute no-such-program: No such file or directory"
     for message in (agent.message(), launcher.message()):
         assert message["failure"]["message"] == f"rank 0 exited with 127: {message_text}"
         assert message["failure"]["logTail"] == [message_text]
@@ -188,7 +185,7 @@ def test_workers_that_never_come(gang: Gang) -> None:
     """The launcher names who is missing and ends with 69, and so do those that came."""
     job = gang(3, 1)
     agent = job.agent(1, "true")
-    until("the agent dials", lambda: "dials" in agent.err())
+    until("the agent dials", lambda: "connects to the launcher" in agent.err())
     launcher = job.launcher(RINGTRAIN_START_TIMEOUT="3")
     assert [launcher.wait(), agent.wait()] == [69, 69]
     message = launcher.message()
@@ -207,10 +204,9 @@ def test_sites_that_nobody_says(gang: Gang) -> None:
     agent.wait()
     failure = launcher.message()["failure"]
     assert failure["reason"] == "NotAssembled"
-    assert "at which sites the workers are (networking.sites: zone)" in failure["message"]
+    assert "the workers' sites within" in failure["message"]
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_launcher_that_never_comes(gang: Gang) -> None:
     """The agent says which address it did not reach, and why, in its log every few seconds, and ends with 69."""
     job = gang(2, 1, RINGTRAIN_START_TIMEOUT="7")
@@ -218,7 +214,7 @@ def test_a_launcher_that_never_comes(gang: Gang) -> None:
     nowhere = job.agent(1, "true", RINGTRAIN_LAUNCHER_ADDRESS="job-launcher.invalid:7350")
     assert [agent.wait(), nowhere.wait()] == [69, 69]
     message = agent.message()["failure"]["message"]
-    assert f"the launcher at 127.0.0.1:{job.control_port} was not reached within 7 s" in message
+    assert f"cannot reach the launcher at 127.0.0.1:{job.control_port} within 7 s" in message
     assert "Connection refused" in message
     assert re.search(r"has not been reached for \d+ s: UNAVAILABLE: .*Connection refused", agent.err())
     assert "the launcher at job-launcher.invalid:7350 has not been reached for" in nowhere.err()
@@ -252,8 +248,8 @@ def test_a_second_agent_for_the_same_worker(gang: Gang) -> None:
 @pytest.mark.parametrize(
     ("setting", "message_text"),
     [
-        ({"RINGTRAIN_ATTEMPT": "2"}, "attempt is 2 at the worker and 1 at the launcher"),
-        ({"RINGTRAIN_SLOTS_PER_WORKER": "3"}, "slots per worker is 3 at the worker and 1 at the launcher"),
+        ({"RINGTRAIN_ATTEMPT": "2"}, "attempt is 2 at the worker, but 1 at the launcher"),
+        ({"RINGTRAIN_SLOTS_PER_WORKER": "3"}, "slots per worker is 3 at the worker, but 1 at the launcher"),
     ],
     ids=["attempt", "slots"],
 )

@@ -1,10 +1,9 @@
-"""What ranks write is in the files once and in order, whatever becomes of the launcher."""
+"""Lines of ranks are in the log files once and in order, whatever happens to the launcher."""
 
 import re
 import signal
 from collections.abc import Callable
 
-import pytest
 from support.gang import GangProcesses, PodProcess, until
 
 LINES = 50_000
@@ -35,7 +34,7 @@ def test_launcher_killed_half_way(gang: Callable[..., GangProcesses]) -> None:
         expected = [b"line %d of rank %d" % (number, rank) for number in range(LINES)]
         assert job.rank_log(rank).splitlines() == expected
         assert merged[rank] == expected
-    assert "its ranks run already" in second.err()
+    assert "its ranks are already running" in second.err()
     assert job.status() == {}
 
 
@@ -99,7 +98,6 @@ def test_the_tail_of_a_killed_launcher_is_cut(gang: Callable[..., GangProcesses]
     assert job.job_log() == [b"[0] before", b"[0] after"]
 
 
-@pytest.mark.sampled(one_in=2)
 def test_a_success_says_that_lines_are_in_no_file(gang: Callable[..., GangProcesses]) -> None:
     """As where the launcher's disk is full: its termination message has it for the job's condition, and the
     worker's own says how many lines there are."""
@@ -111,4 +109,6 @@ def test_a_success_says_that_lines_are_in_no_file(gang: Callable[..., GangProces
     assert [launcher.wait(), agent.wait()] == [0, 0]
     lost = agent.message()["lostLogLines"]
     assert lost == 2 * LINES - len(job.job_log())
-    assert re.search("the last lines of ranks are not all in .*File too large", launcher.message()["warning"])
+    assert re.search(
+        "some of the last lines of ranks could not be written to .*File too large", launcher.message()["warning"]
+    )

@@ -59,7 +59,7 @@ for step in range(1, 6):
 
 
 def _run(folder: Path, program: str, *words: str, ranks: int = 2, code: int = 0) -> str:
-    """What a run of `program` says at its end, of itself, on stderr."""
+    """Run `program` with `ringtrain run` and return the stderr, which has the run's summary."""
     (folder / "train.py").write_text(program)
     asked = ["run", "-np", str(ranks), "--name", "t", *words, sys.executable, "train.py"]
     done = completed([sys.executable, "-m", "ringtrain", *asked], cwd=folder, timeout=DEADLINE_S)
@@ -74,7 +74,6 @@ def _listed(folder: Path) -> dict[str, Any]:
     return dict(found)
 
 
-@pytest.mark.sampled
 async def test_the_bars_of_tqdm(tmp_path: Path) -> None:
     """Steps go through all epochs, in the summary, the list and the page; the log has what was written, to the
     byte; the bars within the epochs are none of training."""
@@ -112,7 +111,6 @@ def test_only_another_rank_prints(tmp_path: Path) -> None:
     assert "steps  100, loss 6, 115.0 images/s\n" in _run(tmp_path, one)
 
 
-@pytest.mark.sampled
 def test_what_ranks_report_wins(tmp_path: Path) -> None:
     """From the first report on, also over what was read before it, in the summary and in the page."""
     assert re.search(r"steps  5/5, loss 0\.2, [\d.]+ samples/s\n", _run(tmp_path, WINS))
@@ -124,7 +122,6 @@ def test_what_ranks_report_wins(tmp_path: Path) -> None:
     assert loss == [[step, pytest.approx(1 / step)] for step in range(1, 6)]
 
 
-@pytest.mark.sampled
 def test_a_users_rule(tmp_path: Path) -> None:
     """It says what a line reports, and a loss in it may end the run."""
     program = "print('[7] done: mse 0.25')\nprint('[8] done: mse nan')"
@@ -142,7 +139,7 @@ def test_no_line_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "says"),
-    [("step (", "is no regular expression"), ("step", "has no named group"), ("", "has no named group")],
+    [("step (", "is no valid regular expression"), ("step", "has no named group"), ("", "has no named group")],
     ids=["open", "unnamed", "empty"],
 )
 def test_a_rule_that_is_none_is_refused(rule: str, says: str, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 from support.gang import GangProcesses, until
 
 # The save takes longer than ranks of a job without checkpoints would have, and than RINGTRAIN_TIMEOUT.
@@ -29,7 +28,6 @@ with StopRequest() as stop, ShardedCheckpoints(job_uri()) as checkpoints:
 """
 
 
-@pytest.mark.sampled(one_in=3)
 def test_all_ranks_save_when_one_pod_is_asked_to_stop(gang: Callable[..., GangProcesses], tmp_path: Path) -> None:
     """The checkpoint is whole, although SIGTERM came to one of two pods alone."""
     uri = f"file://{tmp_path}/store/digits-1"

@@ -127,7 +127,6 @@ def test_ranks_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     assert not any(Path(line.split()[-1]).exists() for line in lines)
 
 
-@pytest.mark.sampled
 def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: Path) -> None:
     """Each knows its site; of 8 MB, four ranks of a site send half to the other, and half of what became of it,
     encrypted."""
@@ -144,7 +143,6 @@ def test_sites_of_two_hosts_exchange_each_byte_once(hosts: SshHosts, tmp_path: P
         assert 2 <= float(synchronizations) < 2.2, "8 MB twice: half of the gradients and half of the weights each"
 
 
-@pytest.mark.sampled
 def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_path: Path) -> None:
     """From a hostfile; the agent of this machine is reached at the address by which the other one sees it."""
     (tmp_path / "hosts").write_text("localhost slots=1\nnode-b slots=1\n")
@@ -158,7 +156,6 @@ def test_this_machine_and_another_with_encrypted_tensors(hosts: SshHosts, tmp_pa
     ]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_jax_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     """Its processes find each other by `jax.distributed.initialize()`, which has no arguments."""
     need("jax")
@@ -174,7 +171,6 @@ def test_jax_on_two_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.sampled(one_in=3)
 def test_lines_of_all_hosts_that_no_file_takes_are_counted(hosts: SshHosts, tmp_path: Path) -> None:
     """As where the launcher's log directory is full: this terminal has them, and the run does not end with 0."""
     script = "for n in $(seq 20000); do echo $RANK $n; done"
@@ -188,11 +184,10 @@ def test_lines_of_all_hosts_that_no_file_takes_are_counted(hosts: SshHosts, tmp_
         assert found == [str(number) for number in range(1, 20001)]
     (job,) = tmp_path.glob("**/job.log")
     kept = job.read_text().count("\n")
-    assert f"{2 * 20000 - kept} log lines are not in " in err
+    assert f"{2 * 20000 - kept} log lines could not be written to " in err
     assert run.returncode == 74
 
 
-@pytest.mark.sampled
 def test_a_failed_rank_of_another_host(hosts: SshHosts, tmp_path: Path) -> None:
     """Is named as the first cause, and its exit status is the run's; interfaces may be named."""
     fails = "import os, sys; sys.exit(9 if os.environ['RANK'] == '1' else 0)"
@@ -212,7 +207,6 @@ def ranks_of(run: "subprocess.Popen[str]", count: int) -> tuple[list[psutil.Proc
     return [psutil.Process(int(pid)) for pid, _ in found], [Path(path) for _, path in found]
 
 
-@pytest.mark.sampled
 def test_the_page_of_a_run_on_several_hosts(hosts: SshHosts, tmp_path: Path) -> None:
     """The link that --ui prints shows the ranks of all hosts, and nothing to who has not its token."""
     words = ["-np", "2", "--ui", "-H", "node-a:1,node-b:1", sys.executable, "-c", REPORTER]
@@ -232,7 +226,6 @@ def test_the_page_of_a_run_on_several_hosts(hosts: SshHosts, tmp_path: Path) -> 
         run.communicate(timeout=DEADLINE_S)
 
 
-@pytest.mark.sampled(one_in=3)
 def test_a_run_that_is_killed_leaves_nothing(hosts: SshHosts, tmp_path: Path) -> None:
     """SIGKILL of the run ends the connections of ssh, and with them agents, ranks and files of other hosts."""
     run = start(hosts, tmp_path, "-np", "2", "-H", "node-a:1,node-b:1", sys.executable, "-c", SLEEPER)
@@ -244,7 +237,6 @@ def test_a_run_that_is_killed_leaves_nothing(hosts: SshHosts, tmp_path: Path) ->
     until("no file left", lambda: not any(path.exists() for path in directories))
 
 
-@pytest.mark.sampled(one_in=3)
 def test_a_host_that_is_cut_off(hosts: SshHosts, tmp_path: Path) -> None:
     """The run fails and names what was lost; what ran there ends by itself."""
     run = start(
@@ -280,15 +272,15 @@ def test_a_host_that_cannot_start_its_agent(hosts: SshHosts, tmp_path: Path) -> 
     run = start(hosts, tmp_path, *options)
     out, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 64, out + err
-    assert "host node-b ended with 64: --network-interfaces of-the-first: none of them has an IPv4 address" in err
+    assert "host node-b exited with 64: --network-interfaces of-the-first: none of these interfaces has" in err
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("node-z", r"host node-z cannot be reached over ssh: .*Could not resolve hostname node-z.*the name in -H"),
-        ("10.213.77.11", r"host 10\.213\.77\.11 cannot be reached over ssh: .*Permission denied.*ssh-copy-id"),
-        ("known", r"host node-a cannot be reached over ssh: Host key verification failed.*accept the host's key"),
+        ("node-z", r"cannot reach host node-z over ssh: .*Could not resolve hostname node-z.*the name in -H"),
+        ("10.213.77.11", r"cannot reach host 10\.213\.77\.11 over ssh: .*Permission denied.*ssh-copy-id"),
+        ("known", r"cannot reach host node-a over ssh: Host key verification failed.*accept the host's key"),
     ],
     ids=["no-such-name", "asks-for-a-password", "unknown-host-key"],
 )

@@ -54,7 +54,7 @@ def test_a_gang_from_barrier_to_success(gang: Callable[..., GangProcesses]) -> N
     assert last_words.pop("progress")["step"] == 3
     assert (last_words.pop("logLines"), last_words.pop("rankLogLines")) == (12, [3, 3, 3, 3])
     ended["warning"] = last_words["warning"]  # they only wait for each other by a file
-    assert "each ran by itself" in last_words["warning"]
+    assert "each trained independently" in last_words["warning"]
     assert last_words == ended
     assert [agent.message() for agent in agents] == [ended, ended]
     worlds = [_check_rank(job, rank) for rank in range(4)]

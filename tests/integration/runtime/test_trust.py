@@ -1,4 +1,4 @@
-"""Who may join a job: its token, its certificates, the right role, the right uid; everybody else is told so."""
+"""Authentication of a job's peers by token, certificates, role and uid; all others are refused with an error."""
 
 import logging
 import threading
@@ -70,7 +70,7 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
 
 @pytest.fixture(scope="module", params=["threads", "coroutines"])
 def kind(request: pytest.FixtureRequest) -> str:
-    """How the server answers."""
+    """Return the kind of server: threads or coroutines."""
     return str(request.param)
 
 

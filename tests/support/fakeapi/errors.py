@@ -1,4 +1,4 @@
-"""What the fake server answers instead of an object: a metav1.Status with its HTTP code."""
+"""Error responses of the fake server: a metav1.Status with its HTTP code."""
 
 from typing import Any
 

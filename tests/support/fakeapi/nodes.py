@@ -1,4 +1,4 @@
-"""What an API server fetches from a pod's node: its log, and the output of a command beside its container."""
+"""Requests of an API server to a pod's node: the container's log, and the output of a command run in it."""
 
 import asyncio
 

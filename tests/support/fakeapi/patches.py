@@ -36,8 +36,9 @@ def _apply(document: Any, operation: dict[str, Any]) -> None:
         case "add":
             _add(holder, last, operation["value"])
         case "replace":
-            _step(holder, last, operation)
-            holder[_index(holder, last)] = operation["value"]
+            if isinstance(holder, list):
+                _step(holder, last, operation)
+            holder[_index(holder, last)] = operation["value"]  # kube-apiserver adds an absent member
         case "remove":
             _step(holder, last, operation)
             del holder[_index(holder, last)]

@@ -31,7 +31,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Target:
-    """What a request's path names."""
+    """Resource that a request's path names."""
 
     kind: Kind
     namespace: str | None
@@ -114,7 +114,7 @@ class Catalogue:
         return [k for k in self.kinds if (k.group, k.version) == (group, version)]
 
     def target(self, path: str) -> Target | None:
-        """What a path names, or None if nothing is served there."""
+        """Return the resource that a path names, or None if nothing is served there."""
         parts = [p for p in path.split("/") if p]
         if len(parts) >= 2 and parts[0] == "api":
             group, version, rest = "", parts[1], parts[2:]

@@ -39,12 +39,12 @@ class Call:
 
     @property
     def resource(self) -> str:
-        """What roles call it: the plural, with the subresource."""
+        """Return the resource as RBAC roles name it: the plural, with the subresource."""
         return f"{self.plural}/{self.subresource}" if self.subresource else self.plural
 
     @property
     def verb(self) -> str:
-        """What roles call the method."""
+        """Return the RBAC verb of the method."""
         if self.method == "GET":
             return "get" if self.name else "list"
         if self.method == "DELETE":
@@ -112,7 +112,7 @@ class FakeApi:
         assert refused, f"{agent} did not notice the outage"
 
     async def calls_within(self, seconds: float, agent: str) -> list[Call]:
-        """What `agent` asks in so many seconds from now on."""
+        """Return the requests that `agent` sends in the next `seconds`."""
         before = len(self.calls)
         await asyncio.sleep(seconds)  # the silence itself
         return [call for call in self.calls[before:] if call.agent == agent]

@@ -33,7 +33,7 @@ class Change:
     previous: Json | None
 
     def seen_by(self, selector: Selector) -> tuple[str, Json] | None:
-        """What a watch with `selector` is told: entering is ADDED, leaving is DELETED, else None for silence."""
+        """Return the event for a watch with `selector`: ADDED on entry, DELETED on exit, None if it gets no event."""
         now = self.type != "DELETED" and selector.matches(self.obj)
         before = self.previous is not None and selector.matches(self.previous)
         if now:

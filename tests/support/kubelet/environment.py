@@ -1,6 +1,5 @@
-"""What a container sees: environment and command, resolved to values and folders of this machine."""
+"""Environment and command of a container, resolved to values and folders of this machine."""
 
-import base64
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -9,8 +8,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ringtrain_operator.cluster.api.client import ApiClient
-from ringtrain_operator.cluster.api.resources import SECRETS
-from support.kubelet.volumes import make_volume
+from support.kubelet.volumes import Missing, make_volume, read_data
 
 Json = dict[str, Any]
 ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
@@ -36,20 +34,35 @@ class Sandbox:
         return self.folder / "termination-log"
 
 
-async def _from_secrets(api: ApiClient, pod: Json, container: Json) -> dict[str, str]:
-    """The keys of the Secrets that `envFrom` names."""
-    found: dict[str, str] = {}
+async def _from_objects(api: ApiClient, pod: Json, container: Json) -> dict[str, str]:
+    """Return the keys of the Secrets and ConfigMaps that `envFrom` names. Raises Missing."""
+    found: dict[str, bytes] = {}
     for source in container.get("envFrom") or []:
-        secret = await api.get(SECRETS, pod["metadata"]["namespace"], source["secretRef"]["name"])
-        found |= {name: base64.b64decode(value).decode() for name, value in (secret.get("data") or {}).items()}
-    return found
+        kind = "secret" if "secretRef" in source else "configMap"
+        found |= await read_data(api, pod["metadata"]["namespace"], source[f"{kind}Ref"], kind)
+    return {name: value.decode() for name, value in found.items()}
+
+
+async def _value_of(api: ApiClient, pod: Json, entry: Json, address: str) -> str | None:
+    """Return a variable's value before expansion; None if its key is optional and absent. Raises Missing."""
+    source = entry.get("valueFrom") or {}
+    for kind in ("secret", "configMap"):
+        if chosen := source.get(f"{kind}KeyRef"):
+            data = await read_data(api, pod["metadata"]["namespace"], chosen, kind)
+            if chosen["key"] in data:
+                return data[chosen["key"]].decode()
+            if chosen.get("optional"):
+                return None
+            where = f"{kind[0].upper()}{kind[1:]} {pod['metadata']['namespace']}/{chosen['name']}"
+            raise Missing(f"couldn't find key {chosen['key']} in {where}")
+    return _from_field(pod, source, address) if source else str(entry.get("value", ""))
 
 
 async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sandbox:
     """Make the first container's volumes under `folder` and resolve its environment.
 
     A path of the container (a mount, the termination message) inside a value becomes the folder's own, because
-    there is no mount namespace. Raises NotFound for a Secret that is not there.
+    there is no mount namespace. Raises Missing for a Secret or ConfigMap that is not there.
     """
     container = pod["spec"]["containers"][0]
     folder.mkdir(parents=True, exist_ok=True)
@@ -58,10 +71,11 @@ async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sand
     for mount in container.get("volumeMounts") or []:
         if mount["name"] in volumes:
             paths[mount["mountPath"].rstrip("/")] = volumes[mount["name"]] / mount.get("subPath", "")
-    env = {**_of_account(api, paths), **await _from_secrets(api, pod, container)}
+    env = {**_of_account(api, paths), **await _from_objects(api, pod, container)}
     for entry in container.get("env") or []:
-        value = str(entry["value"]) if "value" in entry else _from_field(pod, entry.get("valueFrom") or {}, address)
-        env[entry["name"]] = _relocate(_expand(value, env), paths)
+        value = await _value_of(api, pod, entry, address)
+        if value is not None:
+            env[entry["name"]] = _relocate(_expand(value, env), paths)
     words = [*(container.get("command") or []), *(container.get("args") or [])]
     command = tuple(_relocate(_expand(w, env), paths) for w in words)
     env["RINGTRAIN_TERMINATION_MESSAGE_PATH"] = str(folder / "termination-log")
@@ -69,7 +83,7 @@ async def prepare(api: ApiClient, pod: Json, address: str, folder: Path) -> Sand
 
 
 def _of_account(api: ApiClient, paths: Mapping[str, Path]) -> dict[str, str]:
-    """How a pod with a token finds the API server; our programs look for the token where the variable says."""
+    """Return the variables with which a pod finds the API server, and the folder where our programs find the token."""
     if ACCOUNT_DIR not in paths:
         return {}
     server = urlsplit(api.connection.server)
@@ -87,8 +101,10 @@ def _from_field(pod: Json, source: Json, address: str) -> str:
         "metadata.namespace": pod["metadata"]["namespace"],
         "metadata.uid": pod["metadata"]["uid"],
         "spec.nodeName": pod["spec"].get("nodeName", ""),
+        "spec.serviceAccountName": pod["spec"].get("serviceAccountName", ""),
         "status.podIP": address,
         "status.hostIP": "127.0.0.1",
+        **{f"metadata.labels['{key}']": value for key, value in (pod["metadata"].get("labels") or {}).items()},
     }
     return str(known.get(path, ""))
 

@@ -80,7 +80,7 @@ async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def readiness_url(pod: Json, address: str) -> str:
-    """Where the first container's readiness probe asks; empty if it has none."""
+    """Return the URL of the first container's readiness probe; empty if it has none."""
     container = pod["spec"]["containers"][0]
     probe = (container.get("readinessProbe") or {}).get("httpGet")
     if not probe:

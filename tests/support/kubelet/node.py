@@ -150,9 +150,7 @@ class Kubelet:
 
     def _log_of(self, namespace: str, name: str) -> Any:
         life = self._lives.get(self._names.get((namespace, name), ""))
-        if life is None:
-            return None
-        return life[0].folder / "container.log", lambda: not life[0].exited
+        return life[0].log() if life is not None else None
 
     def _known_address(self, namespace: str, name: str) -> str | None:
         return self._addresses.get((namespace, name))

@@ -15,7 +15,7 @@ from support.kubelet.environment import Sandbox, prepare
 from support.kubelet.execs import Beside
 from support.kubelet.network import Relay, readiness_url, until_answers
 from support.kubelet.runtimes import Container, Exit, Runtime
-from support.kubelet.volumes import look_for_config_maps
+from support.kubelet.volumes import Missing, NotMounted, look_for_config_maps
 from support.ports import free_ports
 
 Json = dict[str, Any]
@@ -26,7 +26,7 @@ RESTARTED_AFTER_S = 1.0  # a container that ended, where the pod's policy restar
 
 
 def image_id(image: str) -> str:
-    """What a kubelet says that an image is: its digest in its repository."""
+    """Return the image ID that a kubelet reports: the digest in its repository."""
     return f"{image.partition(':')[0]}@sha256:{hashlib.sha256(image.encode()).hexdigest()}"
 
 
@@ -49,12 +49,18 @@ def new_condition(kind: str, status: str, reason: str, message: str) -> Json:
     return {**told, "lastTransitionTime": now_text()}
 
 
-def _is_refused_root(spec: Json) -> bool:
-    """Whether the pod's image would run as root against its own words; the container's go before the pod's."""
+def _root_refusal(spec: Json) -> str:
+    """Return why the pod may not run as root, as pkg/kubelet/kuberuntime/security_context.go words it; or nothing."""
     main = spec["containers"][0]
     said = {**(spec.get("securityContext") or {}), **(main.get("securityContext") or {})}
     is_root = main["image"].rpartition("/")[2].startswith(ROOT_IMAGE)
-    return bool(said.get("runAsNonRoot")) and said.get("runAsUser", 0 if is_root else 1) == 0
+    if not said.get("runAsNonRoot") or said.get("runAsUser", 0 if is_root else 1) != 0:
+        return ""
+    return (
+        "container's runAsUser breaks non-root policy"
+        if "runAsUser" in said
+        else "container has runAsNonRoot and image will run as root"
+    )
 
 
 class PodLife:
@@ -89,6 +95,8 @@ class PodLife:
         self.lost = False
         self.exited = False
         self._restarts = 0
+        self._started_at = ""
+        self._last: Json = {}
 
     def follow(self, pod: Json) -> None:
         """The pod changed: its deletion may have been asked for."""
@@ -96,9 +104,10 @@ class PodLife:
         if "deletionTimestamp" in pod["metadata"]:
             self._deleted.set()
 
-    def log(self) -> tuple[Path, bool]:
-        """Its log file, and whether it may still grow."""
-        return self.folder / "container.log", not self.exited
+    def log(self) -> tuple[Path, Callable[[], bool]]:
+        """Return the log of the container's present run, and a function that says whether it may still grow."""
+        run = self._restarts
+        return self.folder / "container.log", lambda: not self.exited and self._restarts == run
 
     async def start_beside(self, command: Sequence[str]) -> Beside | None:
         """Run a command as if in the container; None if that does not run."""
@@ -130,7 +139,7 @@ class PodLife:
                 relay.close()
 
     async def _run(self) -> Exit | None:
-        """How the container ended for the last time; None if it never ran."""
+        """Run the container until its last exit and return that exit; None if it never ran."""
         image = self.pod["spec"]["containers"][0]["image"]
         if image.rpartition("/")[2].startswith(MISSING_IMAGE):
             await self._post_waiting("ImagePullBackOff", f'Back-off pulling image "{image}": not found')
@@ -140,10 +149,8 @@ class PodLife:
             await self._post_waiting("InvalidImageName", f'couldn\'t parse image name "{image}"')
             await self._deleted.wait()
             return None
-        if _is_refused_root(self.pod["spec"]):
-            # as pkg/kubelet/kuberuntime/security_context.go has it
-            words = "container has runAsNonRoot and image will run as root"
-            await self._post_waiting("CreateContainerConfigError", words)
+        if refusal := _root_refusal(self.pod["spec"]):
+            await self._post_waiting("CreateContainerConfigError", refusal)
             await self._deleted.wait()
             return None
         sandbox = await self._sandbox()
@@ -155,15 +162,17 @@ class PodLife:
             if self._deleted.is_set() or not self._starts_again(how):
                 self.exited = True
                 return how
-            self._restarts += 1
             await self._post_restarting(how)
             with suppress(TimeoutError):
                 async with asyncio.timeout(RESTARTED_AFTER_S):
                     await self._deleted.wait()
+            self._restarts += 1
+            (self.folder / "container.log").unlink(missing_ok=True)  # who follows it reads it to its end
 
     def _starts_again(self, how: Exit) -> bool:
         """Whether the pod's policy, or a rule of its container, has a container that ended so started again."""
-        if self.pod["spec"].get("restartPolicy") == "Always":
+        policy = self.pod["spec"].get("restartPolicy")
+        if policy == "Always" or (policy == "OnFailure" and how.code):
             return True
         rules = self.pod["spec"]["containers"][0].get("restartPolicyRules") or []
         return any(r["action"] == "Restart" and how.code in r["exitCodes"]["values"] for r in rules)
@@ -174,6 +183,7 @@ class PodLife:
         except OSError as exc:
             return Exit(128, str(exc), "StartError")
         self._started = sandbox
+        self._started_at = now_text(self._clock)
         self._ended.clear()
         url = readiness_url(self.pod, self.address) if self._runtime.needs_sandbox else ""
         await self._post_running(ready=not url)
@@ -201,7 +211,7 @@ class PodLife:
             self._container.kill()
 
     async def _sandbox(self) -> Sandbox | None:
-        said = False
+        said = ""
         while not self._deleted.is_set():
             try:
                 if not self._runtime.needs_sandbox:
@@ -210,10 +220,12 @@ class PodLife:
                     return Sandbox(self.pod, self.address, self.folder, ())
                 sandbox = await prepare(self._api, self.pod, self.address, self.folder)
                 return await self._with_ports(sandbox)
-            except NotFound as missing:  # like a kubelet: a Secret that is not there yet is waited for
-                if not said:
-                    await self._post_event("FailedMount", f"MountVolume.SetUp failed for volume: {missing.message}")
-                said = True
+            except Missing as missing:  # like a kubelet: a Secret that is not there yet is waited for
+                if str(missing) != said and isinstance(missing, NotMounted):
+                    await self._post_event("FailedMount", str(missing))
+                elif str(missing) != said:
+                    await self._post_waiting("CreateContainerConfigError", str(missing))
+                said = str(missing)
                 with suppress(TimeoutError):
                     async with asyncio.timeout(0.1):
                         await self._deleted.wait()
@@ -257,7 +269,7 @@ class PodLife:
         return Sandbox(sandbox.pod, sandbox.address, sandbox.folder, sandbox.command, env)
 
     async def _post_running(self, *, ready: bool) -> None:
-        state = {"running": {"startedAt": now_text()}}
+        state = {"running": {"startedAt": self._started_at}}
         await self._post("Running", state, ready=ready)
 
     async def _post_waiting(self, reason: str, message: str) -> None:
@@ -266,34 +278,36 @@ class PodLife:
     async def _post_restarting(self, how: Exit) -> None:
         """As a kubelet that pauses before it starts a container again: the pod has not ended."""
         waiting = {"reason": "CrashLoopBackOff", "message": f"the container ended with {how.code}"}
-        ended: Json = {"exitCode": how.code, "reason": "Error", "message": how.message}
-        ended["finishedAt"] = now_text(self._clock)
-        phase = "Pending" if self.pod["spec"].get("restartPolicy") == "Always" else "Running"
-        await self._post(phase, {"waiting": waiting}, ready=False, last={"terminated": ended})
+        self._last = {"terminated": self._ended_state(how)}
+        await self._post("Running", {"waiting": waiting}, ready=False)
 
     async def _post_exit(self, how: Exit) -> None:
-        ended = {
+        phase = "Succeeded" if how.code == 0 else "Failed"
+        await self._post(phase, {"terminated": self._ended_state(how)}, ready=False)
+
+    def _ended_state(self, how: Exit) -> Json:
+        finished_at = now_text(self._clock)
+        return {
             "exitCode": how.code,
             "reason": how.reason or ("Completed" if how.code == 0 else "Error"),
             "message": how.message,
-            "startedAt": now_text(self._clock),
-            "finishedAt": now_text(self._clock),
+            "startedAt": self._started_at or finished_at,
+            "finishedAt": finished_at,
         }
-        await self._post("Succeeded" if how.code == 0 else "Failed", {"terminated": ended}, ready=False)
 
-    async def _post(self, phase: str, state: Json, *, ready: bool, last: Json | None = None) -> None:
+    async def _post(self, phase: str, state: Json, *, ready: bool) -> None:
         container = self.pod["spec"]["containers"][0]
         known = (self.pod.get("status") or {}).get("conditions") or []
-        kept = [c for c in known if c["type"] not in ("Ready", "ContainersReady", "Initialized")]
         truth = "True" if ready else "False"
-        own = [{"type": t, "status": truth, "lastTransitionTime": now_text()} for t in ("Ready", "ContainersReady")]
+        truths = {"Initialized": "True", "ContainersReady": truth, "Ready": truth}
+        own = [{"type": t, "status": truths[t], "lastTransitionTime": now_text()} for t in truths]
         status = {
             "phase": phase,
             "podIP": self.address,
             "podIPs": [{"ip": self.address}],
             "hostIP": "127.0.0.1",
             "hostIPs": [{"ip": "127.0.0.1"}],
-            "conditions": [*kept, *own],
+            "conditions": [*(c for c in known if c["type"] not in truths), *own],
             "containerStatuses": [
                 {
                     "name": container["name"],
@@ -302,7 +316,7 @@ class PodLife:
                     "ready": ready,
                     "restartCount": self._restarts,
                     "state": state,
-                    "lastState": last or {},
+                    "lastState": self._last,
                 }
             ],
         }

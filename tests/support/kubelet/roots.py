@@ -26,7 +26,7 @@ _COPIES_WITHIN_S = 60.0
 
 
 def why_no_roots() -> str:
-    """Why a process can't be given another root here; empty if it can."""
+    """Return the reason that a process cannot have another root here; empty if it can."""
     if os.geteuid() != 0:
         return "needs root, to give processes another root"
     command = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "tmpfs", "none", "/mnt"]
@@ -98,7 +98,7 @@ class RootRuntime:
         return await asyncio.create_subprocess_exec(*words, env=env, stdout=pipe, stderr=pipe)
 
     def _words(self, sandbox: Sandbox, container: Json, command: Sequence[str], env: Mapping[str, str]) -> list[str]:
-        """What runs `command` as PID 1 of namespaces in which its image is the root."""
+        """Return a command line that runs `command` as PID 1 of namespaces in which its image is the root."""
         image = self._images[container["image"]]
         root, lines = image.root, ["set -e", "mount --make-rprivate /"]
 
@@ -157,7 +157,7 @@ class RootRuntime:
 
 
 def _made(sandbox: Sandbox, volume: Json) -> Path:
-    """Where `prepare` has made the volume."""
+    """Return the path at which `prepare` made the volume."""
     claim = (volume.get("persistentVolumeClaim") or {}).get("claimName")
     return sandbox.folder.parent / "claims" / claim if claim else sandbox.folder / "volumes" / volume["name"]
 

@@ -1,4 +1,4 @@
-"""What runs a pod's container: a local process, or a script of the test."""
+"""Runtimes of a pod's container: a local process, or a script of the test."""
 
 import asyncio
 import os
@@ -17,10 +17,13 @@ from ringtrain_operator.spec.reserved import VOLUME_AGENT as AGENT_VOLUME
 from support.guard import GUARD
 from support.kubelet.environment import Sandbox
 
+# As pkg/kubelet/container/runtime.go has them.
+MESSAGE_BYTES, LOG_MESSAGE_BYTES, LOG_MESSAGE_LINES = 4096, 2048, 80
+
 
 @dataclass(frozen=True)
 class Exit:
-    """How a container ended; `reason` as the kubelet would say it."""
+    """Exit of a container; `reason` in the kubelet's words."""
 
     code: int
     message: str = ""
@@ -143,12 +146,15 @@ class ProcessContainer:
     async def wait(self) -> Exit:
         code = await self.process.wait()
         self.clear()
-        file = self.message_file()
-        message = file.read_text(errors="replace")[:4096] if file.exists() else ""
+        message = _last_bytes(self.message_file(), MESSAGE_BYTES)
+        policy = self.sandbox.pod["spec"]["containers"][0].get("terminationMessagePolicy")
+        if not message and code and policy == "FallbackToLogsOnError":
+            lines = _last_bytes(self.sandbox.log, LOG_MESSAGE_BYTES).splitlines(keepends=True)
+            message = "".join(lines[-LOG_MESSAGE_LINES:])
         return Exit(code if code >= 0 else 128 - code, message)
 
     def clear(self) -> None:
-        """What the first process left behind dies with its container."""
+        """Kill the container's remaining processes after its first process has ended."""
         self.signal(signal.SIGKILL)
         GUARD.ended(self.process.pid)
 
@@ -165,6 +171,10 @@ class ProcessContainer:
     def signal(self, number: int) -> None:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)
+
+
+def _last_bytes(file: Path, size: int) -> str:
+    return file.read_bytes()[-size:].decode(errors="replace") if file.exists() else ""
 
 
 @dataclass

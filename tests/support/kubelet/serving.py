@@ -13,6 +13,7 @@ from support.kubelet.execs import Start, serve_exec
 DATA, ERROR = b"\x00", b"\x01"
 Address = Callable[[str, str], str | None]
 Find = Callable[[str, str], tuple[Path, Callable[[], bool]] | None]
+WAITS = 'container "{container}" in pod "{pod}" is waiting to start: ContainerCreating'
 
 
 class NodeServer:
@@ -59,8 +60,10 @@ class NodeServer:
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         found = self._find(request.match_info["namespace"], request.match_info["pod"])
-        if found is None or not found[0].exists():
+        if found is None:
             return web.Response(status=404, text="no log of that container on this node")
+        if not found[0].exists():
+            return web.Response(status=400, text=WAITS.format_map(request.match_info))
         path, grows = found
         response = web.StreamResponse(headers={"Content-Type": "text/plain"})
         await response.prepare(request)

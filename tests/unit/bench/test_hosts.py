@@ -1,4 +1,4 @@
-"""Where the benchmark's ranks run."""
+"""Hosts of the benchmark's ranks."""
 
 from bench.hosts import Loopback
 

@@ -1,4 +1,4 @@
-"""What is measured by hand now and then still finds what it measures."""
+"""Benchmarks, which are run by hand, import only names that exist."""
 
 import ast
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ def is_ours(module: str | None) -> bool:
 
 
 def names_of(module: str) -> set[str] | None:
-    """What a module of ours defines, imports or has as a submodule, without running it; None if there is none."""
+    """Return the names that a module of ours defines, imports or has as submodules, without running it; or None."""
     place = FOLDERS[module.partition(".")[0]] / module.replace(".", "/")
     source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
     names = {path.stem for path in place.iterdir()} if place.is_dir() else set()
@@ -40,7 +40,7 @@ def names_of(module: str) -> set[str] | None:
 
 
 def lacking(tree: ast.Module) -> Iterator[str]:
-    """What a program imports of ours that is not there. Of `ringtrain` and its frameworks' names are made on use."""
+    """Yield the missing names of ours that a program imports. `ringtrain` and its frameworks make names on use."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and is_ours(node.module):
             names = names_of(str(node.module))

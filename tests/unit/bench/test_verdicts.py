@@ -1,4 +1,4 @@
-"""What the benchmark's table says of its points."""
+"""Verdicts in the benchmark's table."""
 
 from typing import Any
 
@@ -51,13 +51,13 @@ def test_figures_are_ratios_of_one_point() -> None:
     points.append({"case": "one machine", "ranks": 2, "what": {"kind": "state"}, "answers": answers})
     kernels = {"torch-fused": {"median_s": 0.9}, "ringtrain": {"median_s": 1.0}}
     found = {row["name"]: row["figure"] for row in verdicts({"points": points, "kernels": kernels})}
-    assert found["step of 25.6 M parameters, one pod, 2 ranks, over DDP"] == pytest.approx(4.0)
-    assert found["step of 25.6 M parameters, gRPC, 2 ranks, over DDP"] == pytest.approx(0.8)
-    assert found["64 MiB, one pod, 2 ranks, over Open MPI shared memory"] == pytest.approx(3.0)
-    assert found["the same, time over one copy per rank, 2 ranks"] == pytest.approx(1.3)
-    assert found["64 MiB at 1 Gbit/s, 2 hosts, share of the line"] == pytest.approx(0.5)
-    assert found["optimizer state of the fullest of 2 ranks, over 1/2"] == pytest.approx(1.02)
-    assert found["AdamW in one thread, over PyTorch's fused"] == pytest.approx(0.9)
+    assert found["step of 25.6 M parameters, one pod, 2 ranks, speed over DDP"] == pytest.approx(4.0)
+    assert found["step of 25.6 M parameters, gRPC, 2 ranks, speed over DDP"] == pytest.approx(0.8)
+    assert found["allreduce of 64 MiB, one pod, 2 ranks, speed over Open MPI shared memory"] == pytest.approx(3.0)
+    assert found["allreduce of 64 MiB, one pod, 2 ranks, time over one copy per rank"] == pytest.approx(1.3)
+    assert found["allreduce of 64 MiB at 1 Gbit/s, 2 hosts, share of the link's speed"] == pytest.approx(0.5)
+    assert found["optimizer state of the rank with most of it, 2 ranks, over 1/2"] == pytest.approx(1.02)
+    assert found["AdamW in one thread, speed over PyTorch's fused AdamW"] == pytest.approx(0.9)
 
 
 def test_a_part_of_the_benchmark_starts_only_who_takes_part() -> None:
