@@ -1,7 +1,10 @@
-"""What each contender does when it is told to reduce: the same work through its own library."""
+"""Contenders of the benchmarks: each does the same work with its own library."""
 
+import functools
 import os
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -26,8 +29,11 @@ class Backend(Protocol):
 class Ringtrain:
     """Ours: shared memory or gRPC, as RINGTRAIN_TRANSPORT says."""
 
-    def __init__(self) -> None:
+    def __init__(self, contender: str = "ringtrain") -> None:
         import ringtrain as rt
+
+        self.contender = contender
+        self._step_of_model: Work | None = None  # one model in all turns, so that peak memory is that of one
 
         if constant := os.environ.get("BENCH_CONSTANT"):
             apply(constant)
@@ -79,6 +85,16 @@ class Ringtrain:
             return steps.distributed_optimizer_step()
         return steps.host_optimizer_step(overlap=optimizer == "host-overlap")
 
+    def _optimizer(self, model: str) -> Work:
+        import torch
+
+        torch.set_num_threads(1)
+        if self._step_of_model is None:
+            is_distributed = "distributed" in self.contender
+            make = steps.distributed_optimizer_step if is_distributed else steps.host_optimizer_step
+            self._step_of_model = make(shapes=model)
+        return self._step_of_model
+
     def _tensorflow(self, api: str) -> Work:
         from bench import tensorflow_steps
 
@@ -99,8 +115,10 @@ class Ringtrain:
         return jax_steps.our_step(api)
 
     def ask(self, kind: str, **what: Any) -> Any:
-        """`state`: bytes of optimizer state, this rank's and the whole. `named_queue`: where steps spend time."""
-        return {"state": steps.state_bytes, "named_queue": named_queue.measure}[kind](**what)
+        """`state`: bytes of optimizer state, this rank's and the whole. `named_queue`: where steps spend time.
+        `memory`: megabytes of this process."""
+        answers = {"state": steps.state_bytes, "named_queue": named_queue.measure, "memory": memory_mb}
+        return answers[kind](**what)
 
     def barrier(self) -> None:
         self._rt.barrier()
@@ -142,6 +160,27 @@ class Gloo:
 
     def close(self) -> None:
         pass
+
+
+class TorchPeer(Gloo):
+    """PyTorch's and DeepSpeed's ways to divide the state of an optimizer, or none of them: `way`."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self._torch.set_num_threads(1)
+        self._way = way
+        self._step_of_model: Work | None = None  # one model in all turns, as above
+
+    def _optimizer(self, model: str) -> Work:
+        if self._step_of_model is None:
+            makers = {"fsdp2": steps.fsdp2_step, "deepspeed": steps.deepspeed_step}
+            make = makers.get(self._way, functools.partial(steps.ddp_step, zero=self._way == "zero"))
+            self._step_of_model = make(shapes=model)
+        return self._step_of_model
+
+    def ask(self, kind: str) -> Any:
+        """Megabytes of this process."""
+        return memory_mb()
 
 
 class TensorFlow:
@@ -241,8 +280,19 @@ def backend(contender: str) -> Backend:
         from bench.neighbour_ring import NeighbourRing
 
         return NeighbourRing()
-    kinds = {"ringtrain": Ringtrain, "gloo": Gloo, "mpi": Mpi, "copy": Copy, "tensorflow": TensorFlow, "jax": Jax}
+    if contender in ("ddp", "zero", "fsdp2", "deepspeed"):
+        return TorchPeer(contender)
+    if contender.startswith("ringtrain"):
+        return Ringtrain(contender)
+    kinds = {"gloo": Gloo, "mpi": Mpi, "copy": Copy, "tensorflow": TensorFlow, "jax": Jax}
     return kinds[contender.partition("-")[0]]()
+
+
+def memory_mb() -> dict[str, float]:
+    """Return this process' peak of resident memory and, now, its share of resident memory, in MB."""
+    status, rollup = (Path(f"/proc/self/{name}").read_text() for name in ("status", "smaps_rollup"))
+    found = {"peak": re.search(r"VmHWM:\s+(\d+)", status), "share": re.search(r"Pss:\s+(\d+)", rollup)}
+    return {name: int(match[1]) / 1024 for name, match in found.items() if match is not None}
 
 
 def values(nbytes: int, rank: int) -> Any:

@@ -1,4 +1,4 @@
-"""What is measured: who takes part, where, what they do, and for how long."""
+"""Cases to measure: the contenders, their hosts, their work and its duration."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -168,7 +168,7 @@ def _pods() -> Case:
 
 
 def _encrypted(ranks: int) -> Case:
-    """What RINGTRAIN_ENCRYPT costs where the line is no bound."""
+    """Return the case that compares gRPC with and without RINGTRAIN_ENCRYPT where no link limits the speed."""
     contenders = {"ringtrain-grpc": GRPC, "ringtrain-encrypted": GRPC | {"RINGTRAIN_ENCRYPT": "tensors"}}
     work = [*_allreduces([4 * KIB, MIB, 64 * MIB]), ({"kind": "step"}, Rounds(20, 3, 2))]
     return Case("encrypted, one machine", ranks, lambda: certified(ranks), contenders, work)

@@ -1,10 +1,11 @@
-"""How long a checkpoint to S3 keeps training: ours beside torch's own, `torch.distributed.checkpoint.async_save`.
+"""Time that a checkpoint to S3 blocks training: Ringtrain's, and `torch.distributed.checkpoint.async_save`.
 
     python -m bench.checkpoint          two ranks, 25.6 million parameters with AdamW, moto's S3 server
 
-Both save the same arrays below the same server in the background. Blocked is the time until the call returns with
-the state copied; whole is the time until the checkpoint can be read. Torch's ranks hold the state as ours do: each
-has a half of the moments, and all of the weights. Ranks of both have the variables that the agent gives them.
+Both save the same arrays to the same server in the background. `blocked` is the time until the call returns with
+the state copied; `whole` is the time until the checkpoint can be read. Torch's ranks hold the same state as
+Ringtrain's: each has half of the moments, and all weights. Ranks of both run with the allocator settings (MALLOC) that
+the agent sets.
 """
 
 import json

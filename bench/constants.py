@@ -1,7 +1,7 @@
-"""Where constants of the collectives come from: `python -m bench.constants [--only WORD]`.
+"""Comparison of values for constants of the collectives: `python -m bench.constants [--only WORD]`.
 
-Gangs of ringtrain that differ in one constant take turns in one run, as peers do in `make bench`. Prints medians
-by length and value.
+Gangs of ringtrain that differ in one constant take turns in one run, as contenders do in `make bench`. Prints
+medians by length and value.
 """
 
 import importlib

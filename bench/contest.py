@@ -25,7 +25,7 @@ REPOSITORY = Path(__file__).parents[1]
 
 @dataclass
 class Samples:
-    """What one contender did in one case. `times`: seconds, the slowest rank's of each repetition."""
+    """Measurements of one contender in one case. `times`: seconds of the slowest rank, by repetition."""
 
     times: list[float] = field(default_factory=list)
     cpu_s: float = 0.0
@@ -156,9 +156,9 @@ def gangs(contenders: dict[str, dict[str, str]], hosts: Hosts) -> Iterator[list[
 
 @dataclass(frozen=True)
 class Rounds:
-    """How often one contender repeats the work in a turn, and before it counts; turns go on for `seconds` in all.
+    """Numbers of timed and of warm-up repetitions in a contender's turn, and limits on the turns.
 
-    There are two turns at least, however long they take, and `turns` at most.
+    Turns end after `seconds` in all. There are at least two turns, however long they take, and at most `turns`.
     """
 
     seconds: float

@@ -1,4 +1,4 @@
-"""Where ranks run: on loopback, or each in a network namespace of its own behind a link of known speed."""
+"""Hosts of the ranks: this machine on loopback, or network namespaces behind links of known speed."""
 
 import contextlib
 import shlex
@@ -20,10 +20,10 @@ class Hosts(Protocol):
     ranks: int
 
     def commands(self, contender: str, worker: list[str]) -> list[Command]:
-        """What to start, and with which environment, for all ranks of a contender to come up."""
+        """Return the commands that start all ranks of a contender, each with its environment."""
 
     def sent_bytes(self) -> int:
-        """What the network interfaces of all ranks have sent so far, headers included."""
+        """Return the count of bytes sent by the network interfaces of all ranks, headers included."""
 
 
 class Loopback:
@@ -181,7 +181,7 @@ def rank_env(rank: int, addresses: list[str]) -> dict[str, str]:
 
 
 def pod_env(rank: int, ranks: int, pods: int) -> dict[str, str]:
-    """Where a rank is, if each of `pods` has as many ranks."""
+    """Return the variables that place a rank if each of `pods` pods has equally many ranks."""
     each = ranks // pods
     return {
         "RINGTRAIN_LOCAL_RANK": str(rank % each),

@@ -26,7 +26,7 @@ def own_world(coordinator: str, ranks: int, rank: int) -> None:
 
 
 def meeting() -> Work:
-    """What returns when all processes have called it."""
+    """Return a function that blocks until all processes have called it."""
     from jax.experimental.multihost_utils import sync_global_devices
 
     return lambda: sync_global_devices("bench")

@@ -1,4 +1,4 @@
-"""What the figures were taken on, and with which versions."""
+"""Description of the machine that ran a benchmark, and versions of the software."""
 
 import importlib.metadata
 import os
@@ -40,7 +40,7 @@ def load() -> float:
 
 
 def _output(command: list[str]) -> str:
-    """What it prints; nothing where it can't run."""
+    """Return the stripped output of `command`; empty if it can't run or fails."""
     try:
         return subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):

@@ -1,9 +1,9 @@
-"""What a warm step of the named queue costs: `python -m bench.named_queue [--before DIRECTORY]`.
+"""Time of a warm step of the named queue: `python -m bench.named_queue [--before DIRECTORY]`.
 
 Two ranks of a pod submit 161 small tensors under the names of ResNet-50's parameters and synchronize them, as a
-training loop of `ringtrain.torch` does. Prints medians of a step, of the slower rank: wall time, and processor
+training loop of `ringtrain.torch` does. Prints medians over steps, each of the slower rank: wall time, and processor
 time of submitting, of synchronizing, and of the queue's thread. With `--before`, the package in another checkout
-(its `worker_image`, kernels built) takes turns.
+(its `worker_image`, kernels built) takes turns with this one.
 """
 
 import statistics

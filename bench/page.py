@@ -1,5 +1,5 @@
-"""What an open page costs: `python -m bench.page` feeds a real launcher what an hour of 64 ranks writes and
-reports, as fast as it takes that, with the page open in a real Chromium, and writes results/page.json.
+"""Memory and time that an open page costs: `python -m bench.page` sends a real launcher the lines and reports of an
+hour of 64 ranks, as fast as it accepts them, with the page open in a real Chromium, and writes results/page.json.
 """
 
 import argparse
@@ -112,7 +112,7 @@ class Worker:
 
 
 def _looks(first: int, seconds: int) -> list[int]:
-    """When an agent looks at its machine: once a second at first, every ten seconds after ten minutes."""
+    """Return the seconds at which an agent samples its machine: each for ten minutes, then every tenth."""
     return [second for second in range(first, first + seconds) if second < 600 or second % 10 == 0]
 
 

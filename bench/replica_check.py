@@ -1,7 +1,7 @@
-"""What it costs that ranks compare their weights: `ringtrain run -np 2 python -m bench.replica_check`.
+"""Cost of comparing the ranks' weights: `ringtrain run -np 2 python -m bench.replica_check`.
 
-A step of 25.6 million parameters with AdamW, with the check and without it, in turns of twenty steps; then of
-torch's AdamW in a `DistributedOptimizer`, whose digests take the time of the processor that is printed.
+Times a step of 25.6 million parameters with AdamW, with the check and without it, in turns of twenty steps. Then
+does the same with torch's AdamW in a `DistributedOptimizer`, and prints the processor time of its digests.
 """
 
 import contextlib

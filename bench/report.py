@@ -38,14 +38,14 @@ def print_tables(results: Results, points: list[dict[str, Any]]) -> None:
     for point in points:
         if "contenders" in point:
             console.print(_point_table(point))
-    table = Table("case", "asked", "aim", "found", "", title="What is promised")
+    table = Table("case", "asked", "aim", "ratio", "", title="What is promised")
     for row in results["verdicts"]:
         table.add_row(*_cells(row), style=STYLES.get(row["verdict"], "red"))
     console.print(table)
 
 
 def markdown(results: Results) -> str:
-    """What is promised and what was found, with the machine."""
+    """Return Markdown: a line on the machine, and a table of aims and results."""
     about = results["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
     lines = [
@@ -53,7 +53,7 @@ def markdown(results: Results) -> str:
         f"{versions}; load {about['load_before']} before and {about['load_after']} after; {about['time']}, commit "
         f"{about['commit']}; {about['seconds']} s.",
         "",
-        "| case | asked | aim | found | |",
+        "| case | asked | aim | ratio | |",
         "| --- | --- | --- | --- | --- |",
         *(f"| {' | '.join(_cells(row))} |" for row in results["verdicts"]),
     ]
@@ -71,8 +71,8 @@ def insert_figures(readme: Path, table: str) -> None:
 
 def _cells(row: dict[str, Any]) -> list[str]:
     sign = "≥" if row["higher"] else "≤"
-    bounds = ["" if bound is None else f"{sign} {bound:g}" for bound in (row["asked"], row["aim"])]
-    return [row["name"], *bounds, "" if row["figure"] is None else f"{row['figure']:.2f}", row["verdict"]]
+    bounds = ["" if row[kind] is None else f"{kind} {sign} {row[kind]:g}" for kind in ("asked", "aim")]
+    return [row["name"], *bounds, "" if row["figure"] is None else f"ratio {row['figure']:.2f}", row["verdict"]]
 
 
 def _point_table(point: dict[str, Any]) -> Table:

@@ -1,10 +1,10 @@
-"""What an elastic optimizer costs in a step that nothing disturbs, by the way in which a shard has a second home.
+"""Time of an elastic optimizer's step without failures, by the way in which replicas of shards are updated.
 
     python -m bench.second_home --ranks 2 4 8 --transports grpc shm --backward 0 200
 
-All ways live in the same ranks and take turns, so that a busy moment of the machine hits all alike. Prints
-medians, and ratios to an optimizer that is not elastic. `--backward`: milliseconds of a backward pass
-that takes no processor, as on a device, and hands out gradients layer by layer.
+All ways run in the same ranks and take turns, so that other load on the machine affects all of them equally. Prints
+medians, and ratios to an optimizer that is not elastic. `--backward`: milliseconds of a simulated backward pass, which
+uses no processor time, as on a device, and yields gradients layer by layer.
 """
 
 import argparse
@@ -26,8 +26,8 @@ from ringtrain.optim import AdamW, HostOptimizer
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.mirror import MirrorTools, OptimizerShardMirror, UpdateReplay
-from ringtrain.optim.pipeline import ShardCopies
 from ringtrain.optim.slots import WEIGHTS
+from ringtrain.optim.update_context import ShardCopies
 
 # "replay" is what the optimizer does, "two" with `redundancy=2`. "sent": over the network also where ranks map
 # each other's memory.
@@ -88,7 +88,7 @@ class Variant(HostOptimizer):
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. `backward_s`: of each step's backward pass."""
+    """Shapes of the weights, ways and times of one measurement. `backward_s`: of each step's backward pass."""
 
     shapes: list[tuple[int, ...]]
     ways: list[str]

@@ -46,8 +46,8 @@ DEADLINE_S = 420.0
 
 @dataclass(frozen=True)
 class Trainer:
-    """What a contender makes of a model: `forward`, `step` after a backward pass, and at the end `finish`, which
-    returns what it has to tell."""
+    """A contender's training of a model: `forward`, `step` after a backward pass, and at the end `finish`, which
+    returns further results."""
 
     forward: Callable[[Any], Any]
     step: Callable[[], Any]
@@ -226,12 +226,12 @@ def measure_synchronous(contender: str, steps: int, sites: int) -> dict[str, Any
 
 
 def seconds_to(curve: list[dict[str, float]], target: float) -> tuple[float, int] | None:
-    """When the loss, in thousandths, was first no more than `target`, in seconds and steps."""
+    """Return seconds and steps until the loss, rounded to thousandths, is at most `target`; None if it never is."""
     return next(((at["seconds"], int(at["step"])) for at in curve if round(at["loss"], 3) <= target), None)
 
 
 def table(results: dict[str, dict[str, Any]], target: float) -> str:
-    """What was measured, in Markdown."""
+    """Return the results as a Markdown table."""
     lines = [
         "| | seconds to the target | steps | seconds a step | MB sent a step, a rank | loss at the end | hidden |",
         "| --- | --- | --- | --- | --- | --- | --- |",

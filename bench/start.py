@@ -1,12 +1,12 @@
-"""Where the time goes until a job trains, and from a killed rank until it trains again.
+"""Time of each phase until a job trains, and from a killed rank until the job trains again.
 
     python -m bench.start
     E2E_RUN="$PWD/.venv/bin/python -m bench.start --cluster" make e2e-local
 
-Runs the digits example by `dtj local`, or on the cluster of KUBECONFIG where the operator is installed, kills
-one of its four ranks as soon as it trains, and prints the medians of some runs: each line is what passed since the
-line before. On a cluster the job is run once before, so that its images are there; the nodes are this machine, or
-containers of it.
+Runs the digits example with `dtj local`, or with `--cluster` on the cluster of KUBECONFIG, where the operator must
+be installed. Kills one of its four ranks as soon as the job trains. Prints the medians of several runs; each line is
+the time since the line before. On a cluster the job runs once before, so that the nodes have its images; the nodes
+are this machine, or containers on it.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def measure_on_cluster() -> dict[str, float]:
     """One run on a cluster of this machine."""
     from bench.start_cluster import measure as measured  # elsewhere nothing of Kubernetes is needed
 
-    return measured(JOB, TRAINS.decode(), lambda: _kill_a_rank(psutil.process_iter()))
+    return measured(JOB, TRAINS.decode())
 
 
 def measure() -> dict[str, float]:
@@ -106,7 +106,7 @@ def _rank(process: psutil.Process) -> int:
 
 
 def _events(folder: Path, attempt: int) -> dict[str, float]:
-    """When the launcher of an attempt noted each kind of event."""
+    """Return the time of each kind of event that the launcher of an attempt recorded."""
     (path,) = _files(folder, attempt, "events.jsonl")
     events = [json.loads(line) for line in path.read_text().splitlines()]
     return {event["kind"]: event["time"] for event in events}

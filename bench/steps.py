@@ -26,9 +26,20 @@ def resnet50_shapes() -> list[tuple[int, ...]]:
     return [*shapes, (1000, 2048), (1000,)]
 
 
-def _gradients() -> list[Any]:
+def gpt2_shapes() -> list[tuple[int, ...]]:
+    """The 148 parameters of GPT-2 small, 124 million elements, in the order of the forward pass."""
+    width = 768
+    block: list[tuple[int, ...]] = [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]
+    block += [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
+    return [(50257, width), (1024, width), *block * 12, (width,), (width,)]
+
+
+SHAPES = {"resnet50": resnet50_shapes, "gpt2": gpt2_shapes}
+
+
+def _gradients(model: str = "resnet50") -> list[Any]:
     random = np.random.default_rng(0)
-    return [random.standard_normal(shape, dtype=np.float32) for shape in resnet50_shapes()]
+    return [random.standard_normal(shape, dtype=np.float32) for shape in SHAPES[model]()]
 
 
 def ringtrain_step(backward_s: float, compression: str | None, overlap: bool = True, in_place: bool = False) -> Work:
@@ -113,49 +124,90 @@ def sleep_until(when: float) -> None:
         time.sleep(left)
 
 
-def ddp_step(backward_s: float = 0.0) -> Work:
-    """DDP's own buckets and hooks; the backward pass does nothing but hand over gradients that exist already.
+def ddp_step(backward_s: float = 0.0, shapes: str = "resnet50", zero: bool = False) -> Work:
+    """A step of DDP, whose backward pass does nothing but hand over gradients that exist already.
 
-    With `backward_s` it takes that long, without using the processor.
+    With `backward_s` it takes that long, without using the processor. `zero`: with ZeroRedundancyOptimizer.
     """
     import torch
+    from torch.distributed.optim import ZeroRedundancyOptimizer
     from torch.nn.parallel import DistributedDataParallel
 
-    model, pace = _handing_over(backward_s)
+    model, pace = _handing_over(backward_s, shapes=shapes)
     reduced = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    return _torch_step(reduced, torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True), pace)
+    adamw: Any = torch.optim.AdamW
+    if zero:
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), adamw, lr=1e-3, fused=True)
+    else:
+        optimizer = adamw(model.parameters(), lr=1e-3, fused=True)
+    return _torch_step(reduced, optimizer, pace)
 
 
-def distributed_optimizer_step() -> Work:
+def fsdp2_step(shapes: str) -> Work:
+    """A step of FSDP2 over gloo; weights stay whole between the forward and the backward pass."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model, pace = _handing_over(0.0, handed_on=True, shapes=shapes)
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, reshard_after_forward=False)
+    fully_shard(model, mesh=mesh, reshard_after_forward=False)
+    adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    return _torch_step(model, adamw, pace, set_to_none=True)
+
+
+def deepspeed_step(shapes: str) -> Work:
+    """A step of DeepSpeed's ZeRO-2 with AdamW and its state on the host (CPUAdam)."""
+    import deepspeed
+
+    model, pace = _handing_over(0.0, handed_on=True, shapes=shapes)
+    config = {
+        "train_micro_batch_size_per_gpu": 1,
+        "zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}},
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+    }
+    engine, *_ = deepspeed.initialize(model=model, model_parameters=model.parameters(), config=config)
+
+    def work() -> None:
+        pace.update(begin=time.perf_counter(), done=0)
+        engine.backward(engine())
+        engine.step()
+
+    return work
+
+
+def distributed_optimizer_step(shapes: str = "resnet50") -> Work:
     """The same model with `ringtrain.torch.DistributedOptimizer` around the same AdamW."""
-    return distributed_optimizer_step_of()[0]
+    return distributed_optimizer_step_of(shapes)[0]
 
 
-def distributed_optimizer_step_of() -> tuple[Work, Any]:
+def distributed_optimizer_step_of(shapes: str = "resnet50") -> tuple[Work, Any]:
     """The step of `distributed_optimizer_step`, and its optimizer."""
     import torch
 
     import ringtrain.torch as hvd
 
-    model, pace = _handing_over(0.0)
+    model, pace = _handing_over(0.0, shapes=shapes)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     optimizer = hvd.DistributedOptimizer(adamw, model.named_parameters())
     return _torch_step(model, optimizer, pace), optimizer
 
 
-def host_optimizer_step(overlap: bool) -> Work:
+def host_optimizer_step(overlap: bool = False, shapes: str = "resnet50") -> Work:
     """The same model with `ringtrain.torch.HostOptimizer` of the same AdamW. `overlap`: step() does not wait for
     the weights, the next forward pass does."""
-    return host_optimizer_step_of(overlap)[0]
+    return host_optimizer_step_of(overlap, shapes)[0]
 
 
-def host_optimizer_step_of(overlap: bool) -> tuple[Work, Any]:
+def host_optimizer_step_of(overlap: bool, shapes: str = "resnet50") -> tuple[Work, Any]:
     """The step of `host_optimizer_step`, and its optimizer."""
     import torch
 
     import ringtrain.torch as hvd
 
-    model, pace = _handing_over(0.0, handed_on=True)
+    model, pace = _handing_over(0.0, handed_on=True, shapes=shapes)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-3)
     optimizer = hvd.HostOptimizer(adamw, model, overlap=overlap)
     return _torch_step(model, optimizer, pace, set_to_none=True), optimizer
@@ -171,16 +223,16 @@ def _torch_step(model: Any, optimizer: Any, pace: dict[str, float], set_to_none:
     return work
 
 
-def _handing_over(backward_s: float, handed_on: bool = False) -> tuple[Any, dict[str, float]]:
-    """A model of ResNet-50's parameters whose backward pass hands over gradients that exist already, and its pace:
-    when it began, which is the caller's to say, and how many numbers it has handed over.
+def _handing_over(backward_s: float, handed_on: bool = False, shapes: str = "resnet50") -> tuple[Any, dict[str, float]]:
+    """Return a model whose backward pass hands over gradients that exist already, and its pace: when it began, which
+    the caller sets, and how many elements it has handed over.
 
     `handed_on`: where `param.grad` is None, autograd takes a gradient as it is, as it does from the layers of a
-    real model; otherwise it clones it, because the model keeps it.
+    real model; otherwise it clones it, because the model keeps it. `shapes`: name of the model.
     """
     import torch
 
-    gradients = [torch.from_numpy(g) for g in _gradients()]
+    gradients = [torch.from_numpy(g) for g in _gradients(shapes)]
 
     total, pace = sum(g.numel() for g in gradients), {"begin": 0.0, "done": 0}
 
@@ -196,12 +248,27 @@ def _handing_over(backward_s: float, handed_on: bool = False) -> tuple[Any, dict
             sleep_until(pace["begin"] + backward_s * pace["done"] / total)
             return gradients[ctx.index].detach() if handed_on else gradients[ctx.index], None
 
+    class Block(torch.nn.Module):
+        def __init__(self, indices: range) -> None:
+            super().__init__()
+            self.indices = indices
+            self.weights = torch.nn.ParameterList(torch.ones_like(gradients[i]) for i in indices)
+
+        def forward(self, before: Any) -> Any:
+            made = [HandOver.apply(w, i) for i, w in zip(self.indices, self.weights, strict=True)]
+            return torch.stack([before, *made]).sum()
+
     class Model(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.weights = torch.nn.ParameterList(torch.ones_like(g) for g in gradients)
+            count = len(gradients)
+            starts = range(0, count, 16)  # as many parameters as a block of a real model has
+            self.blocks = torch.nn.ModuleList(Block(range(at, min(at + 16, count))) for at in starts)
 
         def forward(self) -> Any:
-            return torch.stack([HandOver.apply(w, i) for i, w in enumerate(self.weights)]).sum()
+            made = torch.zeros(())
+            for block in self.blocks:
+                made = block(made)
+            return made
 
     return Model(), pace

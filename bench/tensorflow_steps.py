@@ -39,7 +39,7 @@ def own_strategy(addresses: list[str], rank: int) -> Any:
 
 
 def meeting(strategy: Any) -> Work:
-    """What returns when all workers have called it."""
+    """Return a function that blocks until all workers have called it."""
 
     @tf.function
     def met() -> Any:

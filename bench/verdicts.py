@@ -38,7 +38,7 @@ class Row:
         if self.figure is None:
             return "not measured"
         if self.asked is None and self.aim is None:
-            return "told"
+            return "no bound"
         if self._holds(self.aim):
             return "aim reached"
         if self.asked is None:
@@ -80,7 +80,7 @@ class _Lookup:
         return None if found is None else found["median_s"]
 
     def faster(self, case: str, ranks: int, ours: str, peer: str, **what: Any) -> float | None:
-        """How many times faster ours is than the peer."""
+        """Return the peer's median time divided by ours; None if one of them was not measured."""
         return _ratio(self.time(case, ranks, peer, **what), self.time(case, ranks, ours, **what))
 
 
@@ -88,19 +88,27 @@ def _one_pod(look: _Lookup) -> list[Row]:
     rows = []
     for ranks in (2, 4):
         over_mpi = look.faster(ONE_MACHINE, ranks, "ringtrain-shm", "mpi-shm", **BIG)
-        rows.append(Row(f"64 MiB, one pod, {ranks} ranks, over Open MPI shared memory", over_mpi, 2.5, None))
+        rows.append(
+            Row(f"allreduce of 64 MiB, one pod, {ranks} ranks, speed over Open MPI shared memory", over_mpi, 2.5, None)
+        )
         floor = look.faster(ONE_MACHINE, ranks, "copy", "ringtrain-shm", **BIG)
-        rows.append(Row(f"the same, time over one copy per rank, {ranks} ranks", floor, None, 1.3, False))
+        rows.append(
+            Row(f"allreduce of 64 MiB, one pod, {ranks} ranks, time over one copy per rank", floor, None, 1.3, False)
+        )
     gloo, mpi = (look.faster(ONE_MACHINE, 2, "ringtrain-shm", peer, **SMALL) for peer in ("gloo", "mpi-shm"))
-    rows.append(Row("4 KiB, one pod, 2 ranks, over gloo", gloo, 1.0, None))
-    rows.append(Row("the same, over Open MPI shared memory", mpi, None, 1.0))
+    rows.append(Row("allreduce of 4 KiB, one pod, 2 ranks, speed over gloo", gloo, 1.0, None))
+    rows.append(Row("allreduce of 4 KiB, one pod, 2 ranks, speed over Open MPI shared memory", mpi, None, 1.0))
     return rows
 
 
 def _encrypted(look: _Lookup) -> list[Row]:
     """Told, and not asked for: the cost follows from how fast the machine encrypts."""
     rows = []
-    for what, name in ((SMALL, "4 KiB"), (BIG, "64 MiB"), ({"kind": "step"}, "step of 25.6 M parameters")):
+    for what, name in (
+        (SMALL, "allreduce of 4 KiB"),
+        (BIG, "allreduce of 64 MiB"),
+        ({"kind": "step"}, "step of 25.6 M parameters"),
+    ):
         seconds = [look.time(ENCRYPTED, 2, f"ringtrain-{how}", **what) for how in ("encrypted", "grpc")]
         rows.append(Row(f"{name}, gRPC, 2 ranks, encrypted, time over plain", _ratio(*seconds), None, None, False))
     return rows
@@ -113,11 +121,11 @@ def _line(look: _Lookup) -> list[Row]:
             what = {"kind": "allreduce", "nbytes": size}
             seconds = look.time(GIGABIT, ranks, "ringtrain-grpc", **what)
             line_s = 2 * (ranks - 1) / ranks * size / LINE_BYTES_PER_S
-            name = f"{size >> 20} MiB at 1 Gbit/s, {ranks} hosts"
-            rows.append(Row(f"{name}, share of the line", _ratio(line_s, seconds), 0.95, None))
+            name = f"allreduce of {size >> 20} MiB at 1 Gbit/s, {ranks} hosts"
+            rows.append(Row(f"{name}, share of the link's speed", _ratio(line_s, seconds), 0.95, None))
             for peer, title in (("gloo", "gloo"), ("mpi-tcp", "Open MPI")):
                 ratio = look.faster(GIGABIT, ranks, "ringtrain-grpc", peer, **what)
-                rows.append(Row(f"{name}, over {title}", ratio, None, 1.0))
+                rows.append(Row(f"{name}, speed over {title}", ratio, None, 1.0))
     return rows
 
 
@@ -125,14 +133,16 @@ def _grpc(look: _Lookup) -> list[Row]:
     rows = []
     for ranks, least in ((2, 0.8), (4, 0.65)):
         ratio = look.faster(ONE_MACHINE, ranks, "ringtrain-grpc", "gloo", **BIG)
-        rows.append(Row(f"64 MiB over gRPC on loopback, {ranks} ranks, over gloo", ratio, least, 1.0))
+        rows.append(
+            Row(f"allreduce of 64 MiB over gRPC on loopback, {ranks} ranks, speed over gloo", ratio, least, 1.0)
+        )
     for ranks in (2, 4):
         for transport in ("shm", "grpc"):
             ours = f"ringtrain-{transport}"
             many, one = (
                 look.time(ONE_MACHINE, ranks, ours, kind="allreduce_many", fused=fused) for fused in (False, True)
             )
-            name = f"161 tensors of ResNet-50, time over one tensor, {transport}, {ranks} ranks"
+            name = f"allreduce of 161 tensors of ResNet-50, time over one tensor, {transport}, {ranks} ranks"
             rows.append(Row(name, _ratio(many, one), 1.1, 1.03, False))
     return rows
 
@@ -143,12 +153,12 @@ def _steps(look: _Lookup) -> list[Row]:
         for transport, least, aim in (("shm", 3.0, 5.0), ("grpc", 1.0, 1.3)):
             ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", kind="step")
             where = "one pod" if transport == "shm" else "gRPC"
-            rows.append(Row(f"step of 25.6 M parameters, {where}, {ranks} ranks, over DDP", ratio, least, aim))
+            rows.append(Row(f"step of 25.6 M parameters, {where}, {ranks} ranks, speed over DDP", ratio, least, aim))
     for ranks in (2, 4):
         made = look.faster(ONE_MACHINE, ranks, "ringtrain-shm", "gloo", kind="step", in_place=True)
-        rows.append(Row(f"step, gradients made in place, one pod, {ranks} ranks, over DDP", made, None, 5.0))
+        rows.append(Row(f"step, gradients made in place, one pod, {ranks} ranks, speed over DDP", made, None, 5.0))
     pods = look.faster(ONE_MACHINE, 4, "ringtrain-pods", "gloo", kind="step")
-    rows.append(Row("step of 25.6 M parameters, 2 pods of 2 on loopback, over DDP", pods, None, 1.0))
+    rows.append(Row("step of 25.6 M parameters, 2 pods of 2 on loopback, speed over DDP", pods, None, 1.0))
     aims = {("distributed", "shm"): (2.0, 2.0), ("distributed", "grpc"): (1.1, 1.0)}
     aims |= {("host", "shm"): (2.5, 2.5), ("host", "grpc"): (1.2, 1.05)}
     aims |= {("host-overlap", "shm"): (3.0, 3.0), ("host-overlap", "grpc"): (1.2, 1.1)}
@@ -157,7 +167,7 @@ def _steps(look: _Lookup) -> list[Row]:
             what = {"kind": "pytorch", "optimizer": optimizer}
             ratio = look.faster(ONE_MACHINE, ranks, f"ringtrain-{transport}", "gloo", **what)
             where = "one pod" if transport == "shm" else "gRPC"
-            name = f"PyTorch, {TORCH_OPTIMIZERS[optimizer]}, 161 parameters, {where}, {ranks} ranks, over DDP"
+            name = f"PyTorch, {TORCH_OPTIMIZERS[optimizer]}, 161 parameters, {where}, {ranks} ranks, speed over DDP"
             rows.append(Row(name, ratio, None, aim))
     for api, name in (("tape", "tape"), ("keras", "Keras 2"), ("keras-host", "Keras 2, HostOptimizer")):
         for where, transport in (("one pod", "shm"), ("gRPC", "grpc")):
@@ -165,29 +175,31 @@ def _steps(look: _Lookup) -> list[Row]:
                 what = {"kind": "tensorflow", "api": api}
                 case = f"TensorFlow, {api}"
                 ratio = look.faster(case, ranks, f"ringtrain-{transport}", "tensorflow", **what)
-                row = f"TensorFlow, {name}, 161 parameters, {where}, {ranks} ranks, over its own strategy"
+                row = f"TensorFlow, {name}, 161 parameters, {where}, {ranks} ranks, speed over TensorFlow's strategy"
                 rows.append(Row(row, ratio, None, 1.0))
     for api, name in (("grad", "value_and_grad"), ("host", "HostOptimizer")):
         for where, transport in (("one pod", "shm"), ("gRPC", "grpc")):
             ratio = look.faster("JAX", 2, f"ringtrain-{transport}", "jax", kind="jax", api=api)
-            row = f"JAX, {name}, 161 parameters, {where}, 2 ranks, over jax.distributed with gloo"
+            row = f"JAX, {name}, 161 parameters, {where}, 2 ranks, speed over jax.distributed with gloo"
             rows.append(Row(row, ratio, None, 1.0))
     for api, name in zip(OVERLAP_APIS, ("tape", "Keras 2", "HostStrategy", "tf.compat.v1"), strict=True):
         paced, update = (
             look.time(TENSORFLOW_LINE, 2, "ringtrain-grpc", **overlap_of(api, alone)) for alone in (False, True)
         )
         computed = None if update is None else overlap_of(api)["backward_s"] + update
-        row = f"TensorFlow, {name}, backward and wire equally long, over backward and update alone"
+        row = f"TensorFlow, {name}, backward pass and transfer equally long, time over backward and update alone"
         rows.append(Row(row, _ratio(paced, computed), 1.2, 1.1, False))
     kernels = look.kernels
     fused = _ratio(kernels["torch-fused"]["median_s"], kernels["ringtrain"]["median_s"]) if kernels else None
-    rows.append(Row("AdamW in one thread, over PyTorch's fused", fused, 0.9, 1.1))
+    rows.append(Row("AdamW in one thread, speed over PyTorch's fused AdamW", fused, 0.9, 1.1))
     backward_s = STEP_BYTES / LINE_BYTES_PER_S
     paced = look.time(GIGABIT, 2, "ringtrain-grpc", kind="step", backward_s=backward_s)
-    longer = "step, backward and wire equally long, over the longer"
+    longer = "step, backward pass and transfer equally long, time over the longer of the two"
     rows.append(Row(longer, _ratio(paced, backward_s), 1.15, 1.05, False))
     ahead = look.faster(GIGABIT, 2, "ringtrain-grpc", "gloo", **FRONT)
-    rows.append(Row("four steps at 1 Gbit/s, backward 0.4 s and forward 0.2 s, 2 hosts, over DDP", ahead, None, 1.1))
+    rows.append(
+        Row("four steps at 1 Gbit/s, backward 0.4 s and forward 0.2 s, 2 hosts, speed over DDP", ahead, None, 1.1)
+    )
     return rows
 
 
@@ -196,15 +208,17 @@ def _rest(look: _Lookup) -> list[Row]:
     for ranks in (2, 4):
         answers = look.point(ONE_MACHINE, ranks, kind="state").get("answers", {}).get("ringtrain-shm")
         share = max(a["held"] / a["whole"] * ranks for a in answers) if answers else None
-        rows.append(Row(f"optimizer state of the fullest of {ranks} ranks, over 1/{ranks}", share, 1.02, None, False))
+        rows.append(
+            Row(f"optimizer state of the rank with most of it, {ranks} ranks, over 1/{ranks}", share, 1.02, None, False)
+        )
     for ranks in (2, 4):
         found = look.summary(ONE_MACHINE, ranks, "ringtrain-grpc", **BIG)
         sent = None if found is None else found["wire_bytes"] / (2 * (ranks - 1) * 64 * MIB)
-        rows.append(Row(f"bytes on the wire over 2(N - 1)/N of the tensor, {ranks} ranks", sent, 1.01, None, False))
+        rows.append(Row(f"bytes sent per rank over 2(N - 1)/N of the tensor, {ranks} ranks", sent, 1.01, None, False))
     for ranks in (2, 4):
         plain = look.time(GIGABIT, ranks, "ringtrain-grpc", **BIG)
         half = look.time(GIGABIT, ranks, "ringtrain-grpc", kind="compressed", nbytes=64 * MIB, compression="bf16")
-        name = f"64 MiB as bf16 at 1 Gbit/s, {ranks} hosts, over float32"
+        name = f"allreduce of 64 MiB as bf16 at 1 Gbit/s, {ranks} hosts, speed over float32"
         rows.append(Row(name, _ratio(plain, half), 1.85, None))
     return rows
 

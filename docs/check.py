@@ -42,7 +42,7 @@ def pages() -> list[Path]:
 
 
 def problems(page: Path) -> Iterator[str]:
-    """What is wrong on a page, one line each."""
+    """Yield the errors of a page, one line each."""
     text = page.read_text()
     if wrapped(text) != text:
         yield f"has lines of more than {WIDTH} characters: python docs/check.py --wrap"

@@ -1,10 +1,11 @@
-"""How long mpirun takes to start ranks on several hosts: through ringtrain's agents, and with ssh beside it.
+"""Time that mpirun takes to start ranks on several hosts: through ringtrain's agents, and through ssh.
 
     sudo .venv/bin/python bench/mpi/startup.py            # 4 ranks over 4 hosts, Open MPI 4 and 5, and MPICH
 
-Hosts are network namespaces of this machine; each has an agent and an sshd (Debian's, no PAM, no DNS: as quick as
-it gets). Both ways are taken in turns by one script that the launcher runs; a run is from calling mpirun to its
-end, of a program that only calls MPI_Init and MPI_Finalize. Ours includes the wrapper that counts the ranks.
+Hosts are network namespaces of this machine. Each has an agent and an sshd (Debian's, without PAM and DNS, which
+makes logins fastest). The launcher runs one script, which alternates between both ways. A run lasts from the call of
+mpirun until mpirun exits. Its program only calls MPI_Init and MPI_Finalize. Ringtrain's time includes the wrapper that
+counts the ranks.
 """
 
 import argparse

@@ -30,9 +30,9 @@ RESULTS = Path(__file__).parent / "gangs.json"
 
 @dataclass(frozen=True)
 class Setting:
-    """Who places the jobs' pods, and how many jobs there are, of so many workers with two devices each.
+    """Scheduler of the jobs' pods, number of jobs, and number of workers per job, with two devices each.
 
-    `misplaced`: jobs in front of them that can't be placed.
+    `misplaced`: number of jobs ahead of them that fit on no node.
     """
 
     gang: str

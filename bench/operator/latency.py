@@ -16,7 +16,7 @@ Json = dict[str, Any]
 
 
 class ReadyWatch:
-    """How many workers each job of a namespace says are ready, and when it said so."""
+    """Number of ready workers in the status of each job of a namespace, and the time of its last change."""
 
     def __init__(self) -> None:
         self._said: dict[str, tuple[int, float]] = {}

@@ -136,7 +136,7 @@ async def _queue_and_admit(plane: ControlPlane, process: psutil.Process, options
 
 
 async def _spending(plane: ControlPlane, process: psutil.Process, gate: Gate, count: int, every_s: float = 0.0) -> Json:
-    """What the admission of so many jobs takes, at once or one every so often; whose CPU seconds, and requests."""
+    """Admit `count` jobs, at once or one every `every_s` seconds. Return waits, requests, and CPU s by process."""
     spent, began, before = Spending(plane, process), time.perf_counter(), requests_so_far(plane)
     waits = await gate.admit(count, every_s)
     seconds = round(time.perf_counter() - began, 1)

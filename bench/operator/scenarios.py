@@ -1,4 +1,4 @@
-"""What is measured: bursts of jobs, from a pod's change to the status, restart, idleness, running jobs, a soak."""
+"""Scenarios to measure: bursts of jobs, a pod's change until the status, restart, idling, running jobs, a soak."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def make_jobs(api: ApiClient, ns: str, jobs: int, workers: int) -> Json:
 
 
 async def ceiling(s: Setting) -> Json:
-    """What the API server takes from this client when nobody else works: bare pods, one connection or 16."""
+    """Measure how many bare pods a second this client alone can create, with 1 and with 16 requests at a time."""
     ns = await fresh_namespace(s.api, "ceiling")
 
     async def rate(count: int, at_once: int) -> float:
@@ -133,7 +133,7 @@ async def soak(s: Setting) -> Json:
 
 
 async def finished(s: Setting) -> Json:
-    """What a freshly started operator writes once it has looked at many jobs that ended long ago."""
+    """Measure writes, CPU time and memory of a freshly started operator that looks at many long-finished jobs."""
     ns = await fresh_namespace(s.api, "finished")
     await finished_jobs(s.api, ns, s.finished)
     before = requests_so_far(s.plane)

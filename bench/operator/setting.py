@@ -1,4 +1,4 @@
-"""What a scenario is given, and the objects that it begins with or clears away."""
+"""Setting of a scenario, and helpers that create and delete its objects."""
 
 from __future__ import annotations
 

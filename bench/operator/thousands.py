@@ -27,7 +27,7 @@ ROUNDS = 10  # changes of one worker of each job
 
 @dataclass
 class Said:
-    """What jobs said of themselves: by job, each number of ready workers with the moment at which it was seen."""
+    """Statuses of jobs: by job, each number of ready workers with the time at which it was seen."""
 
     ready: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
     bytes: int = 0

@@ -1,1 +1,1 @@
-"""What launcher, operator and ranks cost by the number of workers."""
+"""Cost of the launcher, the operator and ranks by the number of workers."""

@@ -26,7 +26,7 @@ _LINE = b"0123456789abcdef" * 5 + b"01234567890abcdefg\n"
 
 @dataclass
 class Seen:
-    """When things were seen first and last, of all agents: by `time.monotonic`."""
+    """First and last time (`time.monotonic`) of one kind of event over all agents, and the number of events."""
 
     first: float = 0.0
     last: float = 0.0
@@ -44,14 +44,14 @@ class Seen:
 
     @staticmethod
     def sum(parts: Sequence[Seen]) -> Seen:
-        """What was seen in several processes of one machine, which have one clock."""
+        """Combine the events of several processes of one machine, which share one clock."""
         first = min((part.first for part in parts if part.count), default=0.0)
         return Seen(first, max(part.last for part in parts), sum(part.count for part in parts))
 
 
 @dataclass
 class Tally:
-    """What all agents have seen. `registered` counts anew after its `forget`; bytes are of orders."""
+    """Events and counts of all agents. `registered.forget()` restarts its count. `order_bytes`: size of orders."""
 
     registered: Seen
     started: Seen
@@ -68,12 +68,12 @@ class Tally:
 
     @staticmethod
     def read(found: dict[str, Any]) -> Tally:
-        """What `dataclasses.asdict` has made of one."""
+        """Restore a tally from the output of `dataclasses.asdict`."""
         return Tally(**{name: Seen(**value) if isinstance(value, dict) else value for name, value in found.items()})
 
     @staticmethod
     def sum(parts: Sequence[Tally]) -> Tally:
-        """What the agents of several processes have seen."""
+        """Combine the tallies of several processes."""
         seen = (Seen.sum([getattr(part, name) for part in parts]) for name in ("registered", "started", "stopped"))
         counts = ("lines", "heartbeats", "order_bytes", "failed_calls")
         return Tally(*seen, **{name: sum(getattr(part, name) for part in parts) for name in counts})

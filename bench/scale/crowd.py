@@ -65,7 +65,7 @@ class Crowd:
         await self._ask(self._processes[len(self._processes) // 2], "kill_one")
 
     async def tally(self) -> Tally:
-        """What all agents have seen until now."""
+        """Return the combined tally of all agents."""
         return Tally.sum([Tally.read(found) for found in await self._tell("tally")])
 
     async def close(self) -> None:

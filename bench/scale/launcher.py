@@ -87,7 +87,7 @@ class Launcher:
 
     @property
     def threads(self) -> int:
-        """How many it has."""
+        """Number of threads of the launcher's process."""
         return psutil.Process(self._process.pid).num_threads()
 
     def said(self) -> str:

@@ -181,7 +181,7 @@ class _Stream:
 
     def end(self) -> None:
         if self._next() is not None:
-            raise UnexpectedFrame("it sent too much")
+            raise UnexpectedFrame("the peer sent more data than expected")
 
     def cancel(self) -> None:
         return None

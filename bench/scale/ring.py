@@ -228,7 +228,7 @@ def broadcast(nbytes: int) -> Callable[[Any], object]:
 
 
 def gather(nbytes: int) -> Callable[[Any], object]:
-    """What the named queue's agreement is: every rank's `nbytes` to all."""
+    """The exchange of the named queue's agreement: an all-gather of `nbytes` from each rank."""
     part = np.zeros(nbytes, np.uint8)
     what = WireSignature("agreement")
     return lambda ring: ring.all_gather_parts(what, part)

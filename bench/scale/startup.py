@@ -1,9 +1,10 @@
-"""What a rank of a real world holds once all have met, and how long that takes: all ranks on this machine.
+"""Threads, sockets and memory of a rank after the rendezvous, and its duration: all ranks on this machine.
 
     python -m bench.scale.startup 2 8 32 64
 
-Ranks are forked from one process that has imported everything, over gRPC, each as a host of its own. After they
-have met they rest, make one allreduce of 4 KiB, and rest again: three looks at threads, sockets and memory.
+Ranks are forked from one process that has imported everything. They connect over gRPC, each as a separate host.
+After the rendezvous they rest, make one allreduce of 4 KiB, and rest again. Threads, sockets and memory are read
+after each rest.
 """
 
 import json
@@ -22,9 +23,10 @@ import ringtrain as rt
 import ringtrain._core.transport.rpc
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.transport.rpc import RpcTransport
-from ringtrain._core.world.config import WorkerConfig, WorldWaits, WorldWays
+from ringtrain._core.world.config import WorkerConfig
 from ringtrain.shared.address import host_port
 from ringtrain.shared.place import RankPlace
+from ringtrain.shared.rank_settings import WorldWaits, WorldWays
 
 _REST_S = 8.0  # longer than threads rest before they end
 

@@ -1,10 +1,10 @@
-"""What an answer of the launcher's /status costs, in one process and without a network.
+"""Cost of an answer of the launcher's /status, in one process and without a network.
 
     python -m bench.scale.status 8 1000 8000
 
-Workers of 8 ranks, all of which run and have reported 20 steps with their times. For each number of ranks the
-whole answer and the brief one: bytes, and milliseconds of processor time to make it in the launcher and to read it
-in the operator.
+Workers have 8 ranks each. All ranks run and have reported 20 steps with their times. For each number of ranks, prints
+the size of the whole and of the brief answer in bytes, and the milliseconds of processor time to make it in the
+launcher and to read it in the operator.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""What data workers call for a batch of digits; train_served.py asks for it by this module's name."""
+"""Loader of digits for data workers; train_served.py passes its name, `loading:load_digits`."""
 
 import functools
 from typing import Any

@@ -12,7 +12,7 @@ Floats = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Trace:
-    """What the backward pass needs of a forward pass: the input of every layer, and the class probabilities."""
+    """Values of a forward pass that the backward pass needs: the input of every layer, and the class probabilities."""
 
     inputs: list[Floats]
     probabilities: Floats

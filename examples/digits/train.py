@@ -117,7 +117,7 @@ def bundled_data() -> Data:
 
 
 def training_batch(indices: NDArray[np.int64]) -> dict[str, NDArray[Any]]:
-    """What data workers call, which import this file as the module `train`."""
+    """Return a batch of samples. Data workers call this; they import this file as the module `train`."""
     data = bundled_data()
     return {"images": data.train_images[indices], "labels": data.train_labels[indices]}
 
@@ -155,7 +155,7 @@ def accuracy(data: Data, optimizer: HostOptimizer) -> float:
 
 
 def open_checkpoints(directory: Path | None) -> Checkpoints | ShardedCheckpoints | None:
-    """Where checkpoints are: in `directory`, in the job's object store, or nowhere."""
+    """Open the checkpoints in `directory`, else in the job's object store; None without either."""
     if directory:
         return Checkpoints(directory)
     return ShardedCheckpoints(job_uri()) if job_uri() else None

@@ -1,4 +1,4 @@
-"""Where the PyTorch examples keep what they need to go on after a restart."""
+"""Checkpoint file from which the PyTorch examples resume after a restart."""
 
 import os
 from pathlib import Path
