@@ -7,7 +7,7 @@ export PATH := $(abspath $(BIN)):$(PATH)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: manifests help venv demo fast for-tests test test-changed test-thorough kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
+.PHONY: manifests help venv demo fast for-tests test test-changed kueue sanitize e2e e2e-local version release-check plugin images images-check lint docs notebook bench bench-operator bench-gangs bench-queues bench-ring bench-scale bench-data elastic-chaos planned-changes generate pod-schema verify clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -96,14 +96,11 @@ for-tests: $(FOR_TESTS)
 fast: lint  ## lint, and the tests that take seconds: what a bare pytest runs
 	$(PYTEST)
 
-test: $(FOR_TESTS)  ## everything that passes without a cluster; of long tests a sample, SAMPLE=17 for that of a run before, AFTER_FAST=1 for what fast leaves out; PLUGIN=torch: all cases of a plugin's tests and no others, PLUGIN=core: those of what needs no plugin
-	$(PYTEST) $(if $(PLUGIN),$(or $(CORE_$(PLUGIN)),plugins/$(PLUGIN)/tests),tests plugins --sample=$(or $(SAMPLE),any) --thin=12 --durations=20 $(if $(AFTER_FAST),--after-fast))
+test: $(FOR_TESTS)  ## everything that passes without a cluster; PLUGIN=torch: a plugin's tests and no others, PLUGIN=core: those of what needs no plugin
+	$(PYTEST) --durations=20 $(if $(PLUGIN),$(or $(CORE_$(PLUGIN)),plugins/$(PLUGIN)/tests),tests plugins)
 
-test-changed: $(FOR_TESTS)  ## all cases of the tests that the changes since the commit SINCE can affect, by what files import and name
+test-changed: $(FOR_TESTS)  ## the tests that the changes since the commit SINCE can affect, by what files import and name
 	$(PYTEST) $$($(BIN)/python tests/support/affected.py $(or $(SINCE),HEAD))
-
-test-thorough: $(FOR_TESTS)  ## all cases of the tests of which `make test` takes a sample
-	$(PYTEST) -m sampled tests plugins
 
 kueue: $(VENV)/.installed  ## jobs in the queues of the real Kueue: its manager in KUBEBUILDER_ASSETS, its CRDs in kueue beside that
 	$(PYTEST) -m kueue tests/integration/operator
