@@ -29,16 +29,24 @@ def local(
     """Run the job in MANIFEST on this machine, its pods as processes.
 
     The operator's code decides on restarts, deadlines and clean-up. Save a changed MANIFEST while the job runs to
-    change replicas, suspend or resume. --runs has a folder with the logs of each run, and
-    a folder "claims" for the claims of all jobs. Exit code: 0 if the job succeeded, 1 if it failed, 130 after Ctrl-C.
+    change replicas, suspend or resume. --runs has a folder with the logs of each run, and a folder "claims" for the
+    claims of all jobs. Exit code: 0 if the job succeeded, 1 if it failed, 128 + N after signal N (130 after Ctrl-C).
     """
     if str(manifest) == "-":
         raise click.UsageError(
             "MANIFEST is -, but dtj local reads the manifest again while the job runs; write the manifest into a file"
         )
-    # SIGHUP: the terminal was closed.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _stop_dtj_local)
+    received: list[int] = []
+
+    def stop(number: int, _: FrameType | None) -> None:
+        received.append(number)
+        raise KeyboardInterrupt  # end the job's processes as after Ctrl-C
+
+    def stop_code() -> int:
+        return 128 + (received or [signal.SIGINT])[0]
+
+    for number in (signal.SIGTERM, signal.SIGHUP):  # SIGHUP: the terminal was closed
+        signal.signal(number, stop)
     with errors_reported(f"{manifest}: "):
         try:
             from ..local.run import run_local
@@ -47,11 +55,6 @@ def local(
             status, results = run_local(manifest, earlier or runs, plain, logs, ui, templates)
         except KeyboardInterrupt:
             print(f"{manifest}: stopped before any rank was started")
-            sys.exit(130)
+            sys.exit(stop_code())
     print_local_summary(Console(), status, results)
-    sys.exit(130 if results.stopped else 0 if status.is_true("Succeeded") else 1)
-
-
-def _stop_dtj_local(number: int, frame: FrameType | None) -> None:
-    """Handle a signal such as SIGTERM in the same way as Ctrl-C, so that the job's processes are ended."""
-    raise KeyboardInterrupt
+    sys.exit(stop_code() if results.stopped else 0 if status.is_true("Succeeded") else 1)

@@ -2,10 +2,11 @@
 
 import base64
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ringtrain_operator.errors import Invalid, LocalUnsupported, Problem, shown
+from ringtrain_operator.errors import Invalid, LocalUnsupported, Problem, found_text, shown, spelling_hint
+from ringtrain_operator.spec.labels import annotation_problems, is_domain, label_problems
 
 Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
 """Maps kind and name to a mapping of keys to bytes."""
@@ -13,6 +14,12 @@ Contents = Mapping[tuple[str, str], Mapping[str, bytes]]
 KINDS: Final = ("ConfigMap", "Secret")
 # As the API server checks them: a key is the name of a file.
 _KEY = re.compile(r"(?!\.\.|\.$)[-._A-Za-z0-9]{1,253}")
+# The fields of both kinds, and each kind's fields with their types.
+_COMMON = {"apiVersion": str, "kind": str, "metadata": dict, "immutable": bool}
+_FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
+    "ConfigMap": {**_COMMON, "data": dict, "binaryData": dict},
+    "Secret": {**_COMMON, "data": dict, "stringData": dict, "type": str},
+}
 _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
 
@@ -37,6 +44,29 @@ def read_contents(documents: Sequence[Any], namespace: str) -> dict[tuple[str, s
     if problems:
         raise Invalid(problems)
     return found
+
+
+def field_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield the problems of a ConfigMap or Secret in fields without contents: unknown fields, types and metadata."""
+    fields = _FIELDS[document["kind"]]
+    for field, value in document.items():
+        if field not in fields:
+            hint = spelling_hint(str(field), fields) or f"expected one of {', '.join(fields)}"
+            yield Problem(str(field), f"is no field of a {document['kind']}; {hint}")
+        elif fields[field] in (bool, str) and not isinstance(value, fields[field] | None):
+            expected = "true or false" if fields[field] is bool else "a text: write it in quotes"
+            yield Problem(field, f"is {shown(value)}; expected {expected}")
+    metadata = document.get("metadata")
+    metadata = metadata if isinstance(metadata, Mapping) else {}  # read_contents() reports any other value
+    name = metadata.get("name")
+    if not isinstance(name, str) or not is_domain(name):
+        expected = "at most 253 lower-case letters, digits, '-' and '.', with a letter or a digit at both ends"
+        yield Problem("metadata.name", f"{found_text(name or None)}; expected {expected}")
+    for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
+        entries = metadata.get(field)
+        if not isinstance(entries, Mapping | None):
+            yield Problem(f"metadata.{field}", f"is {shown(entries)}; expected a mapping of names to strings")
+        yield from (Problem(f"metadata.{field}{below}", message) for below, message in problems(entries))
 
 
 def _decoded_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:

@@ -10,7 +10,7 @@ from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
 
-from .contents import KINDS, read_contents
+from .contents import KINDS, field_problems, read_contents
 
 # Fields of a pod that name an object: the field, the kind, and the field with the name.
 _SOURCES = (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName"))
@@ -44,8 +44,8 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
 
 
 def object_problems(documents: Sequence[Any]) -> Iterator[str]:
-    """Yield a text for each ConfigMap or Secret that the API server would refuse for its kind, version or name, and for
-    each job that has the name of an earlier one."""
+    """Yield a text for each field of a ConfigMap or Secret, except those with its contents, that `kubectl apply` would
+    refuse, and for each job that has the name of an earlier one."""
     jobs = set()
     for document in documents:
         if not isinstance(document, Mapping):
@@ -66,8 +66,8 @@ def object_problems(documents: Sequence[Any]) -> Iterator[str]:
         if document.get("apiVersion") != "v1":
             version = found_text(document.get("apiVersion"))
             yield f"{meant} {name or ''}".strip() + f": apiVersion: {version}; expected 'v1'"
-        if not name:
-            yield f"{meant}: metadata.name: is missing"
+        owner = f"{meant} {name}" if isinstance(name, str) and name else meant
+        yield from (f"{owner}: {problem}" for problem in field_problems({**document, "kind": meant}))
 
 
 def _default_container_problems(job: Job) -> Iterator[str]:

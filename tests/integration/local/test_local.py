@@ -149,14 +149,14 @@ def test_a_job_without_its_driver_has_failed(start: Start) -> None:
     assert "rank 1 has written nothing" in local.command("dtj", "logs", "t", "--local", "--rank", "1", code=1)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP], ids=lambda s: s.name)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP, signal.SIGTERM], ids=lambda s: s.name)
 def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> None:
-    """Ctrl-C and a closed terminal end every process of the job; the summary says where training was, and where its
-    logs are, as that of `ringtrain run`."""
+    """A signal ends every process of the job; the summary says where training was, and where its logs are, and the exit
+    code names the signal, as those of `ringtrain run`."""
     local = start("sleep", "3600")
     until(lambda: local.rank(0))
     local.process.send_signal(number)
-    said = local.finish(130)
+    said = local.finish(128 + number)
     assert re.search(r"stopping \d ranks? \(10 s; press Ctrl-C again to kill them\)", said)
     assert re.search(r"(?m)^state +Stopped$", said)
     assert re.search(r"(?m)^job took +\d+ s, 1 attempt$", said)

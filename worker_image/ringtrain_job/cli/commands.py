@@ -12,13 +12,15 @@ class LazyCommand:
     """Entry of the table: a command that is imported only when it runs.
 
     `load`: `module:name` of the click command. `help`: help text in the list of commands, at most 60 characters.
-    `hidden`: whether the list omits the command, because only programs use it.
+    `hidden`: whether the list omits the command, because only programs use it. `meant`: names of the command in other
+    tools.
     """
 
     name: str
     load: str
     help: str
     hidden: bool = False
+    meant: tuple[str, ...] = ()
 
 
 COMMANDS = (
@@ -31,6 +33,11 @@ COMMANDS = (
     LazyCommand(
         "remote-agent", "ringtrain_job.cli.remote_agent:remote_agent", "Run this host's agent of a remote run.", True
     ),
-    LazyCommand("run", "ringtrain_job.cli.run:run", "Run COMMAND as N ranks, with one merged log."),
+    LazyCommand(
+        "run",
+        "ringtrain_job.cli.run:run",
+        "Run COMMAND as N ranks, with one merged log.",
+        meant=("start", "torchrun", "local"),
+    ),
     LazyCommand("timeline", "ringtrain_job.cli.timeline:timeline", "Print the parts of a step's time."),
 )

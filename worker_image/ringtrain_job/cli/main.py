@@ -48,7 +48,8 @@ class _LazyCommandGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
-            near = difflib.get_close_matches(args[0], known, n=1)
+            meant = {word: one.name for one in lazy_commands().values() for word in one.meant}
+            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], known, n=1)
             hint = f"Did you mean {near[0]!r}?" if near else "If it belongs to a plugin, install the plugin."
             ctx.fail(f"No such command {args[0]!r}. {hint}")
         found = super().resolve_command(ctx, args)

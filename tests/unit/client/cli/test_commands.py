@@ -226,18 +226,38 @@ def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], s
     assert (result.exit_code, said in result.output) == (int(certain), True), result.output
 
 
+CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
+
+
 @pytest.mark.parametrize(
     ("beside", "said"),
     [
         ({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "c"}}, "ConfigMap c: apiVersion: is 'v2'"),
         ({"apiVersion": "v1", "kind": "Configmap", "metadata": {"name": "c"}}, "did you mean ConfigMap?"),
         ({"apiVersion": "v1", "kind": "ConfigMap"}, "ConfigMap: metadata.name: is missing"),
+        ({**CONFIG_MAP, "dataa": {}}, "ConfigMap c: dataa: is no field of a ConfigMap; did you mean data?"),
+        (
+            {**CONFIG_MAP, "stringData": {}},
+            "ConfigMap c: stringData: is no field of a ConfigMap; did you mean binaryData",
+        ),
+        ({**CONFIG_MAP, "immutable": "perhaps"}, "ConfigMap c: immutable: is 'perhaps'; expected true or false"),
+        ({**CONFIG_MAP, "kind": "Secret", "type": 5}, "Secret c: type: is 5; expected a text: write it in quotes"),
+        ({**CONFIG_MAP, "metadata": {"name": 5}}, "ConfigMap: metadata.name: is 5; expected at most 253 lower-case"),
+        ({**CONFIG_MAP, "metadata": {"name": "My_Map"}}, "ConfigMap My_Map: metadata.name: is 'My_Map'; expected at"),
+        (
+            {**CONFIG_MAP, "metadata": {"name": "c", "labels": {"a": 1}}},
+            "ConfigMap c: metadata.labels[a]: is 1; expected a text: write it in quotes",
+        ),
+        (
+            {**CONFIG_MAP, "metadata": {"name": "c", "annotations": ["a"]}},
+            "metadata.annotations: is ['a']; expected a map",
+        ),
         (job(), "digits: appears twice; give one of the jobs another name"),
     ],
-    ids=["version", "kind", "no-name", "twice"],
+    ids=lambda value: value.partition(": ")[2][:40] if isinstance(value, str) else "",
 )
 def test_objects_beside_a_job_that_would_be_refused(beside: dict[str, Any], said: str) -> None:
-    """Their kind, version and name are checked."""
+    """Their kind, version, fields and metadata are checked."""
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([job(), beside]))
     assert (result.exit_code, said in result.stderr) == (1, True), result.output
 

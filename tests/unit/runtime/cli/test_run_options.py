@@ -147,7 +147,8 @@ def test_help_names_commands_for_people() -> None:
     assert set(people) <= set(listed)  # plugins add theirs
     assert "agent" not in listed
     assert CliRunner().invoke(main, ["agent", "--help"]).exit_code == 0
-    assert "Did you mean 'run'?" in CliRunner().invoke(main, ["rum"]).output
+    for word in ("rum", "torchrun"):
+        assert "Did you mean 'run'?" in CliRunner().invoke(main, [word]).output
 
 
 def test_numbers_of_progress_are_explained() -> None:

@@ -51,7 +51,7 @@ def test_names_are_short(runs: Path) -> None:
         ("tr…2a", None, "local/train-3f2a/1"),
         (None, None, "local/train-3f2a/1"),
     ],
-    ids="name newest-attempt attempt job job-of-a-cluster folder folder-above shortened newest".split(),
+    ids=["name", "newest-attempt", "attempt", "job", "job-of-a-cluster", "folder", "folder-above", "short", "newest"],
 )
 def test_a_run_is_named(name: str | None, attempt: int | None, place: str, runs: Path) -> None:
     """By its own name, its job's, a folder, or as the newest."""
