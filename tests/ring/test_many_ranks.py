@@ -3,8 +3,10 @@
 import re
 import signal
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from queue import SimpleQueue
 
 import numpy as np
 import pytest
@@ -86,7 +88,7 @@ def test_all_that_live_hear_of_the_dead(dead: tuple[int, ...], number: signal.Si
         assert not left, outcome
 
 
-def _leave_early(leavers: tuple[int, ...], silent: tuple[int, ...]) -> str:
+def _leave_early(leavers: tuple[int, ...]) -> str:
     rt.init()
     rt.barrier()
     if rt.rank() in leavers:
@@ -95,8 +97,6 @@ def _leave_early(leavers: tuple[int, ...], silent: tuple[int, ...]) -> str:
         return "left"
     tell("ready")
     ask()
-    if rt.rank() in silent:
-        assert _failure_state().wait(60), "no verdict came"
     return _error_of_barrier()
 
 
@@ -105,7 +105,7 @@ def test_a_rank_that_left_in_good_order_is_told_from_a_lost_one(leavers: tuple[i
     """Also by ranks that do not watch it, and where those that watched it have left as well. Nobody fails before
     someone needs it."""
     staying = [rank for rank in range(SIZE) if rank not in leavers]
-    with started_ranks(_leave_early, SIZE, leavers, (), env=ENV) as ranks:
+    with started_ranks(_leave_early, SIZE, leavers, env=ENV) as ranks:
         _all_ready(ranks)
         assert all(outcome.ok for outcome in ranks.outcomes(ranks=list(leavers)))
         for rank in staying:
@@ -154,16 +154,44 @@ def test_a_watch_that_broke_before_the_farewell_came_fails_nobody() -> None:
         assert re.match(r"rank 7 has shut down, and rank \d+ needs it for barrier", message), message
 
 
+def _leave_or_be_watched(leavers: tuple[int, ...], victim: int, watchers: tuple[int, ...]) -> str:
+    """Shut down as a leaver. As `victim`, say when each of `watchers` has sent a short request and an open one."""
+    rt.init()
+    rt.barrier()
+    handshake, requests = context.current()._member._handshake, SimpleQueue[int]()
+    record = handshake.watched_by
+
+    def watched_by(rank: int) -> None:
+        record(rank)
+        requests.put(rank)
+
+    if rt.rank() == victim:
+        handshake.watched_by = watched_by  # type: ignore[method-assign]
+    tell("ready")
+    ask()
+    if rt.rank() in leavers:
+        rt.shutdown()
+        return "left"
+    if rt.rank() == victim:
+        seen = Counter[int]()
+        while any(seen[rank] < 2 for rank in watchers):
+            seen[requests.get(timeout=60)] += 1
+        tell("watched")
+    assert _failure_state().wait(60), "no verdict came"
+    return _error_of_barrier()
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_rank_is_watched_after_those_that_watched_it_have_left(number: signal.Signals) -> None:
     """The next ones before it watch it then: all others hear of its end, and wait for nobody."""
     leavers, victim = (7, 8), 9
     staying = [rank for rank in range(SIZE) if rank not in (*leavers, victim)]
-    with started_ranks(_leave_early, SIZE, leavers, tuple(staying), env=ENV) as ranks:
+    with started_ranks(_leave_or_be_watched, SIZE, leavers, victim, (5, 6), env=ENV) as ranks:
         _all_ready(ranks)
-        assert all(outcome.ok for outcome in ranks.outcomes(ranks=list(leavers)))
-        for rank in staying:
+        for rank in (*leavers, victim, *staying):
             ranks.answer(rank)
+        assert all(outcome.ok for outcome in ranks.outcomes(ranks=list(leavers)))
+        assert ranks.message(victim) == "watched"
         ranks.signal(victim, number)
         for outcome in ranks.outcomes(ranks=staying):
             assert outcome.ok, outcome
