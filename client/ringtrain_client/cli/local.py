@@ -1,9 +1,12 @@
 """`dtj local FILE`: run a job on this machine."""
 
+import io
+import os
 import signal
 import sys
 from pathlib import Path
 from types import FrameType
+from typing import TextIO
 
 import click
 from rich.console import Console
@@ -36,6 +39,7 @@ def local(
         raise click.UsageError(
             "MANIFEST is -, but dtj local reads the manifest again while the job runs; write the manifest into a file"
         )
+    sys.stdout = LosableOutput(sys.stdout)
     received: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:
@@ -58,3 +62,51 @@ def local(
             sys.exit(stop_code())
     print_local_summary(Console(), status, results)
     sys.exit(stop_code() if results.stopped else 0 if status.is_true("Succeeded") else 1)
+
+
+class LosableOutput(io.TextIOBase):
+    """Text output to `stream` that ignores everything from the first error on.
+
+    A job goes on if its terminal is closed, or if the reader of its pipe ends, such as `head`.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._is_lost = False
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        """Encoding of the stream."""
+        return self._stream.encoding
+
+    def isatty(self) -> bool:
+        """Return whether the stream is a terminal."""
+        return self._stream.isatty()
+
+    def fileno(self) -> int:
+        """Return the stream's file descriptor."""
+        return self._stream.fileno()
+
+    def write(self, text: str) -> int:
+        """Write `text` unless an earlier write has failed. Return its length."""
+        try:
+            if not self._is_lost:
+                self._stream.write(text)
+        except OSError:
+            self._lose()
+        return len(text)
+
+    def flush(self) -> None:
+        """Flush the stream unless an earlier write has failed."""
+        try:
+            if not self._is_lost:
+                self._stream.flush()
+        except OSError:
+            self._lose()
+
+    def _lose(self) -> None:
+        self._is_lost = True
+        # The interpreter flushes the stream at its end.
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, self._stream.fileno())
+        os.close(null)

@@ -13,6 +13,7 @@ from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.status.model import JobStatus, parse_status
 
 from ..jobs.errors import DriverLost
+from ..jobs.following import ENDED, state_of
 from ..jobs.runs import AsyncClient
 from ..local.driver import JobView, LocalDisplay
 from ..local.panel import PanelDisplay, job_display
@@ -61,7 +62,7 @@ async def _show_until_end(client: AsyncClient, name: str, display: LocalDisplay)
                 observed = shown[0].observed if shown else Observed()
                 shown[:] = [JobView(job, status, observed, ())]
                 display.show(shown[0])
-                if status.finished or status.state == "Rejected":
+                if status.finished or state_of(job) in (*ENDED, "Rejected"):
                     return status
     finally:
         redrawing.cancel()

@@ -25,7 +25,7 @@ from ringtrain_operator.status.situation import counted
 
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
 from ..local.manifest import as_stored
-from ..local.past_runs import JOB_FILE, NoSuchRun, PastLocalRun, newest_run, past_runs, write_job
+from ..local.past_runs import JOB_FILE, NoSuchRun, PastLocalRun, newest_run, past_runs, read_job, write_job
 from ..local.run import new_directory
 from ..local.summary import ended_status
 from ..local.templates import LocalTemplates
@@ -134,9 +134,8 @@ class LocalBackend:
         shown, run = None, self._run(name)
         while True:
             driver = driver_of(run.directory)  # before job.json, so that the driver's last write is not missed
-            try:
-                job = json.loads((run.directory / JOB_FILE).read_text(encoding="utf-8"))
-            except OSError:
+            job = read_job(run.directory)
+            if job is None:
                 return
             if driver is None and state_of(job) not in ENDED:
                 raise DriverLost(f"{name} has no driver process any more: it was ended or killed; see {run.directory}")
@@ -191,9 +190,8 @@ class LocalBackend:
     def _driver_state(self, directory: Path) -> tuple[bool, int]:
         """Return a pair: whether the run's log may still grow, and the number of the job's current attempt."""
         driver = driver_of(directory)
-        try:
-            job = json.loads((directory / JOB_FILE).read_text(encoding="utf-8"))
-        except OSError:
+        job = read_job(directory)
+        if job is None:
             return False, 0
         return driver is not None and state_of(job) not in ENDED, _attempt(job)
 
@@ -222,12 +220,14 @@ def _with_driver_state(run: PastLocalRun) -> Json:
     """
     if state_of(run.job) in ENDED or driver_of(run.directory) is not None:
         return run.job
-    with suppress(OSError, ValueError):  # it may have ended between the two looks
-        file = run.directory / JOB_FILE
-        job: Json = {**json.loads(file.read_text(encoding="utf-8")), "metadata": run.job["metadata"]}
-        if state_of(job) in ENDED:
-            return job
-        at = format_time(datetime.fromtimestamp(file.stat().st_mtime, UTC))
+    found = read_job(run.directory)  # it may have ended between the two looks
+    if found is None:
+        return run.job
+    job: Json = {**found, "metadata": run.job["metadata"]}
+    if state_of(job) in ENDED:
+        return job
+    with suppress(FileNotFoundError):
+        at = format_time(datetime.fromtimestamp((run.directory / JOB_FILE).stat().st_mtime, UTC))
         stored = {k: v for k, v in (job.get("status") or {}).items() if k not in ("progress", "progressSummary")}
         message = "its driver was killed; ringtrain list shows its last step"
         return {**job, "status": ended_status(stored, "DriverLost", message, at)}

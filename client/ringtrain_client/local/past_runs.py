@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.status.model import parse_status
 
 JOB_FILE = "job.json"
 
@@ -64,16 +66,25 @@ def write_job(run_dir: Path, job: dict[str, Any], name: str = JOB_FILE) -> None:
     os.replace(draft, run_dir / name)
 
 
+def read_job(run_dir: Path) -> dict[str, Any] | None:
+    """Return the job of a run with its last status. Return None if the file is missing or holds no valid job: the run
+    is being removed, or somebody has edited the file."""
+    try:
+        job = json.loads((run_dir / JOB_FILE).read_text(encoding="utf-8"))
+        if not isinstance(job, dict) or not isinstance(job.get("status") or {}, dict):
+            return None
+        parse_job(job, templates=False)
+        parse_status(job.get("status"))
+    except (OSError, ValueError, RecursionError, OperatorError):  # a ValidationError is a ValueError
+        return None
+    has_texts = all(isinstance(job["metadata"].get(key), str) for key in ("name", "namespace", "creationTimestamp"))
+    return job if has_texts else None
+
+
 def past_runs(runs: Path) -> list[PastLocalRun]:
     """Return all runs under `runs`, the newest first."""
-    found = []
-    for path in runs.glob(f"*/{JOB_FILE}"):
-        try:
-            job = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            continue  # the run is being removed, or the file is not a job
-        if isinstance(job, dict) and {"metadata", "spec"} <= job.keys():
-            found.append(PastLocalRun(path.parent, job))
+    jobs = ((path.parent, read_job(path.parent)) for path in runs.glob(f"*/{JOB_FILE}"))
+    found = [PastLocalRun(directory, job) for directory, job in jobs if job is not None]
     found.sort(key=lambda run: run.job["metadata"]["creationTimestamp"], reverse=True)
     return list(_with_distinct_uids(found))
 

@@ -5,9 +5,11 @@ import re
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
+from support.commands import completed
 from support.jobs import job
 from support.local import Local, Start, until
 from support.terminal import Terminal
@@ -164,15 +166,46 @@ def test_ctrl_c_leaves_nothing_behind(start: Start, number: signal.Signals) -> N
     assert local.processes() == []
 
 
+@pytest.mark.parametrize("words", [(), ("--plain",)], ids=["panel", "lines"])
+def test_a_closed_terminal_stops_the_job(tmp_path: Path, words: tuple[str, ...]) -> None:
+    """Although nothing can be printed any more: lists show that the user stopped it."""
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(sleeping(1)))
+    dtj = str(Path(sys.executable).parent / "dtj")
+    terminal = Terminal([dtj, "local", "job.yaml", *words], tmp_path, columns=80)
+    try:
+        terminal.until("Running")
+        assert terminal.hang_up() == 129
+    finally:
+        terminal.close()
+    for program, options in (("dtj", ["--local"]), ("ringtrain", [])):
+        listed = completed([str(Path(dtj).with_name(program)), "list", *options], cwd=tmp_path)
+        assert "Stopped" in listed.stdout, listed.stdout + listed.stderr
+
+
+def test_a_reader_that_ends_does_not_end_the_job(start: Start) -> None:
+    """As `ringtrain run`: `dtj local job.yaml | head -1` trains to the end."""
+    local = start("python", "-c", "print('done')")
+    local.finish(0)
+    done = completed(
+        ["bash", "-o", "pipefail", "-c", f"{Path(sys.executable).with_name('dtj')} local {local.manifest} | head -1"],
+        cwd=local.directory,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    runs = json.loads(local.command("ringtrain", "list", "-o", "json"))
+    assert [run["state"] for run in runs] == ["Succeeded", "Succeeded"]
+
+
+def sleeping(workers: int) -> dict[str, Any]:
+    """A job that ignores SIGTERM."""
+    manifest = job("t", workers=workers)
+    container = manifest["spec"]["worker"]["template"]["spec"]["containers"][0]
+    container["command"] = ["sh", "-c", "trap '' TERM; sleep 3600 & wait"]
+    return manifest
+
+
 def test_ctrl_c_clears_the_panel(tmp_path: Path) -> None:
     """On a terminal: how long dtj waits stands where the panel was. Ctrl-C once more leaves nothing."""
-    manifest = job("t", workers=1)
-    manifest["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] = [
-        "sh",
-        "-c",
-        "trap '' TERM; sleep 3600 & wait",
-    ]
-    (tmp_path / "job.yaml").write_text(yaml.safe_dump(manifest))
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(sleeping(1)))
     terminal = Terminal([str(Path(sys.executable).parent / "dtj"), "local", "job.yaml"], tmp_path, columns=60)
     try:
         terminal.until(r"t-worker-0 +● rank 0 Running")
