@@ -5,6 +5,7 @@ is full, lines are omitted here, counted, and the count is printed. On a termina
 all other lines.
 """
 
+import errno
 import os
 import re
 import threading
@@ -24,6 +25,8 @@ from ringtrain_job.launcher.throughput import (
 # A bar that is shorter is not readable; a longer one adds nothing.
 _LEAST_BAR, _MOST_BAR = 10, 40
 _BETWEEN: Final = "  "
+_PIPE_BUF: Final = 4096  # a pipe takes so many bytes at once or none, so lines in it are counted as printed
+_READER_GONE: Final = (errno.EPIPE, errno.EIO)  # of a pipe, of a terminal
 
 
 @dataclass(frozen=True)
@@ -96,7 +99,8 @@ class Console:
         self._waiting: deque[bytes] = deque()
         self._size = 0
         self._left_out = 0
-        self._is_lost = False
+        self._being_written = memoryview(b"")
+        self._error: OSError | None = None
         self._closed = False
         self._terminal = person and os.isatty(fd)
         self._progress: ConsoleProgressBar | None = None
@@ -107,7 +111,8 @@ class Console:
     def show(self, text: bytes) -> None:
         """Queue `text`, which ends with a newline. Does not block; text beyond the limit is only counted."""
         with self._changed:
-            if self._is_lost:
+            if self._error is not None:
+                self._left_out += text.count(b"\n")
                 return
             if self._size + len(text) > self._bound:
                 self._left_out += text.count(b"\n")
@@ -135,14 +140,27 @@ class Console:
             self._progress = bar
             self._queue(b"")
 
-    def close(self, timeout_s: float) -> None:
-        """Write the queued text for at most `timeout_s`, clear the progress line, and end the thread."""
+    def close(self, timeout_s: float) -> str:
+        """Write the queued text for at most `timeout_s`, clear the progress line, and end the thread.
+
+        Return a message if lines were not printed. It is empty if all were, or if their reader has gone, such as head.
+        """
         with self._changed:
-            if self._left_out:
+            if self._left_out and self._error is None:
                 self._queue(b"[ringtrain] %d lines were not shown here; they are in job.log\n" % self._left_out)
+                self._left_out = 0
             self._closed, self._progress = True, None
             self._queue(b"")
         self._thread.join(timeout_s)
+        with self._changed:
+            rest = [bytes(self._being_written), *self._waiting]
+            lines = self._left_out + sum(text.count(b"\n") for text in rest)
+            if not lines or (self._error is not None and self._error.errno in _READER_GONE):
+                return ""
+            late = f"the reader of stdout did not read them within {timeout_s:g} s"
+            return (
+                f"{lines} lines were not printed: {self._error.strerror if self._error else late}; they are in job.log"
+            )
 
     def _queue(self, text: bytes) -> None:
         self._waiting.append(text)
@@ -168,12 +186,16 @@ class Console:
                     text = self._above_progress(text)
                 self._waiting.clear()
                 self._size = 0
+                self._being_written = memoryview(text)
             try:
-                view = memoryview(text)
-                while view:
-                    view = view[os.write(self._fd, view) :]
-            except OSError:  # stdout was closed: the files have everything
-                self._is_lost = True
+                while self._being_written:
+                    written = os.write(self._fd, self._being_written[:_PIPE_BUF])
+                    self._being_written = self._being_written[written:]
+            except OSError as exc:  # the files have everything
+                with self._changed:
+                    self._error = exc
+                    self._left_out += bytes(self._being_written).count(b"\n")
+                    self._being_written = memoryview(b"")
 
 
 def _terminal_columns(terminal: int) -> int:

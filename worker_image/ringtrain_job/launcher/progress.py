@@ -1,5 +1,6 @@
 """Observer that prints the merged log, progress lines, and the total speed at the end."""
 
+import logging
 import math
 import sys
 from typing import Any
@@ -10,6 +11,8 @@ from ringtrain_job.launcher.observers import AttemptObserver
 from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.launcher.status import StatusSnapshot
 from ringtrain_job.launcher.throughput import throughput_step_line, throughput_total_line
+
+_log = logging.getLogger(__name__)
 
 
 class ConsoleObserver(AttemptObserver):
@@ -60,7 +63,8 @@ class ConsoleObserver(AttemptObserver):
             self._console.show(throughput_total_line(progress.unit, total).encode() + b"\n")
 
     def close(self) -> None:
-        self._console.close(5.0)
+        if message := self._console.close(5.0):
+            _log.warning(message)
 
 
 def open_console(attempt: Attempt) -> ConsoleObserver | None:
