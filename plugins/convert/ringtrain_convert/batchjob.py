@@ -42,6 +42,7 @@ _HOSTS_OPTION = re.compile(r"""\s--?(?:H|host)[= ]+"?\$\{?(\w+)\}?"?(?=\s)""")
 _RANK_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"})
 _INDEX = {"job": "JOB_COMPLETION_INDEX", "jobset": "JOB_COMPLETION_INDEX", "volcano": "VC_TASK_INDEX"}
 _DEFAULT_RETRIES = 3
+_SHAPE = {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {"failurePolicy": {}}}
 _READ = {
     "jobset": {"replicatedJobs", "failurePolicy", "ttlSecondsAfterFinished", "suspend"},
     "volcano": {"tasks", "maxRetry", "ttlSecondsAfterFinished", "queue", "schedulerName", "minAvailable"},
@@ -59,10 +60,9 @@ def is_batchjob(obj: Mapping[str, Any]) -> bool:
 def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     """Return a DistributedTrainingJob equivalent to `obj`. Raises Invalid, with paths of `obj`, if it cannot be
     converted."""
-    kind, spec = _batchjob_kind(obj), obj.get("spec")
-    if problems := shape_problems(obj, "", {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {}}):
+    kind, spec = _batchjob_kind(obj), obj.get("spec") or {}
+    if problems := shape_problems(obj, "", _SHAPE):
         raise Invalid(problems)
-    assert isinstance(spec, Mapping)
     notes = ["the image is not changed: the operator adds the agent to the pods"]
     roles = list(_batchjob_roles(kind, spec))
     name = str((obj.get("metadata") or {}).get("name") or "")

@@ -19,6 +19,7 @@ from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import ApiResource
 from ringtrain_operator.errors import Invalid, ManifestUnreadable, OperatorError, Problem
 from ringtrain_operator.reporting import errors_reported, problem_lines
+from ringtrain_operator.spec.base import without_nulls
 from ringtrain_operator.spec.parse import name_in_metadata
 from ringtrain_operator.spec.training_template import read_template
 
@@ -87,6 +88,7 @@ class _ConvertedTemplates:
 
     def of(self, runtime: Json) -> Json | None:
         """Return the runtime's template. If it cannot be converted, print why and return None."""
+        runtime = without_nulls(runtime)
         key = str(runtime["kind"]), str((runtime.get("metadata") or {}).get("name"))
         if key not in self._made:
             try:
@@ -117,7 +119,11 @@ class _ConvertedTemplates:
 def _converted_job(
     document: Json, documents: list[Json], cluster: ClusterOptions, of_runtimes: _ConvertedTemplates | None
 ) -> Converted:
-    """Convert one job of `documents`. Raises OperatorError if it is invalid or not supported, or lacks its runtime."""
+    """Convert one job of `documents`. Raises OperatorError if it is invalid or not supported, or lacks its runtime.
+
+    A null field counts as absent, as for the API server.
+    """
+    document = without_nulls(document)
     if why := why_unsupported(document):
         raise Invalid([Problem("", why)])
     for is_kind, convert_kind in _CONVERSIONS:
@@ -158,7 +164,7 @@ def _trainjob_runtime(job: Json, documents: list[Json], cluster: ClusterOptions)
     """Return the runtime of a TrainJob from its file or the cluster, or Trainer's own of this name with a note."""
     kind, name = runtime_of(job)
     for document in documents:
-        if document.get("kind") == kind and (document.get("metadata") or {}).get("name") == name:
+        if document.get("kind") == kind and _manifest_name(document) == name:
             return document, ()
 
     async def read(session: ClusterAccess) -> Json:

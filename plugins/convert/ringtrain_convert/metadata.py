@@ -108,7 +108,7 @@ def put_training_container_first(template: dict[str, Any], *names: str) -> dict[
     """Move the training container of a pod template to the front, in place, and return it."""
     pod, annotations = template["spec"], (template.get("metadata") or {}).get("annotations") or {}
     by_name = {str(one.get("name")): one for one in reversed(pod["containers"])}
-    wanted = (name for name in (annotations.get(DEFAULT_CONTAINER), *names) if name in by_name)
+    wanted = (name for name in (str(annotations.get(DEFAULT_CONTAINER)), *names) if name in by_name)
     found = by_name.get(next(wanted, ""), pod["containers"][training_container_index(template)])
     pod["containers"].sort(key=lambda one: one is not found)
     if training_container_index(template):

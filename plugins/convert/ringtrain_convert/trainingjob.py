@@ -231,11 +231,8 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
         if name and (service := f"{name}-{role}-") in text:
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
     fields = {one.get("name"): (one.get("valueFrom") or {}).get("fieldRef") or {} for one in main.get("env") or ()}
-    names = [
-        "HOSTNAME",
-        "hostname",
-        *(name for name, field in fields.items() if field.get("fieldPath") == "metadata.name"),
-    ]
+    pod_names = (str(name) for name, field in fields.items() if field.get("fieldPath") == "metadata.name")
+    names = ["HOSTNAME", "hostname", *pod_names]
     pattern = rf"--local[-_]addr[= ]\S*\b(?:{'|'.join(map(re.escape, names))})\b\S*"
     if found := re.search(pattern, " ".join(main["command"])):
         yield f"{found[0]} in the command: the name of a pod has no Service here; leave it out"

@@ -46,7 +46,7 @@ _SHAPE: dict[str, Any] = {
             "command": [str],
             "args": [str],
             "env": [{"name": str}],
-            "resourcesPerNode": {},
+            "resourcesPerNode": {"limits": {}, "requests": {}},
         },
         **SHAPE,
     },
@@ -262,8 +262,9 @@ def _lay_over_trainer(container: dict[str, Any], trainer: dict[str, Any]) -> Non
 
 def _add_trainjob_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> None:
     if added:
-        names = {variable["name"] for variable in added}
-        container["env"] = [v for v in container.get("env") or [] if v["name"] not in names] + copy.deepcopy(added)
+        names = {variable.get("name") for variable in added}
+        others = [variable for variable in container.get("env") or [] if variable.get("name") not in names]
+        container["env"] = others + copy.deepcopy(added)
 
 
 def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:

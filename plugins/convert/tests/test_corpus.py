@@ -4,12 +4,15 @@ A case of corpus/*.yaml has `source`, and either `made` (values in the job's spe
 `notes` and `refused`: words on stderr; `absent`: words that are not there.
 """
 
+import json
+import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner
+from support.edits import edited, edits_of
 
 from ringtrain_client.cli.main import main
 from ringtrain_operator.build import build_worker_pod
@@ -46,3 +49,16 @@ def test_manifest(case: dict[str, Any], tmp_path: Path) -> None:
     [job] = [one for one in yaml.safe_load_all(result.stdout) if one["kind"] == "DistributedTrainingJob"]
     build_worker_pod(parse_job(job), 1, 0)
     assert {path: value_at(job["spec"], path) for path in case["made"]} == case["made"]
+
+
+def test_a_source_with_any_wrong_value_is_converted_or_refused(tmp_path: Path) -> None:
+    """A refusal is lines, never a traceback."""
+    seed = random.randrange(10**6)
+    chance = random.Random(seed)
+    for _ in range(150):
+        source = chance.choice(list(CASES.values()))["source"]
+        place, value = chance.choice(edits_of(source))
+        text = json.dumps({"kind": "List", "apiVersion": "v1", "items": edited(source, place, value)})
+        result = CliRunner().invoke(main, ["convert", "-", "--kubeconfig", str(tmp_path / "none")], input=text)
+        about = f"seed {seed}: {place} is {value!r} in {source}"
+        assert isinstance(result.exception, SystemExit | None), (about, result.exc_info)

@@ -1,21 +1,19 @@
 """Files of past local runs that somebody has edited: commands ignore them or print one line."""
 
-import copy
 import json
 import random
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from support.edits import edited, edits_of
 from support.jobs import job
 
 from ringtrain_client.cli.main import main
 from ringtrain_client.local.past_runs import JOB_FILE, read_job, write_job
 from ringtrain_operator.errors import OperatorError
 
-WRONG: list[Any] = [None, "x", 5, -1, 10**400, 1.5, [], ["x"], {}, {"a": 1}, True]
 SEED = random.randrange(10**6)
 
 
@@ -43,24 +41,6 @@ def stored_job(name: str) -> dict[str, Any]:
     return made
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value below `value`."""
-    entries = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, below in entries:
-        yield (*path, key)
-        yield from places(below, (*path, key))
-
-
-def replaced(value: Any, path: tuple[Any, ...], new: Any) -> Any:
-    changed = copy.deepcopy(value)
-    *above, last = path
-    inner = changed
-    for key in above:
-        inner = inner[key]
-    inner[last] = new
-    return changed
-
-
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of two runs, in a directory without any cluster."""
@@ -78,12 +58,11 @@ def test_a_job_with_any_wrong_value_does_not_break_a_command(runs: Path) -> None
     """Other runs stay in the list, and each command prints lines, no traceback."""
     whole = stored_job("edited")
     assert read_job(runs / "edited") == whole
-    edits = [(path, value) for path in places(whole) for value in WRONG]
-    for path, value in random.Random(SEED).sample(edits, 120):
-        (runs / "edited" / JOB_FILE).write_text(json.dumps(replaced(whole, path, value)))
+    for place, value in random.Random(SEED).sample(edits_of(whole), 120):
+        (runs / "edited" / JOB_FILE).write_text(json.dumps(edited(whole, place, value)))
         for words in (["list", "-o", "wide"], ["why", "edited"], ["watch", "edited"], ["logs", "edited"]):
             result = CliRunner().invoke(main, [*words, "--local"])
-            about = f"seed {SEED}: {words}, {path} is {value!r}"
+            about = f"seed {SEED}: {words}, {place} is {value!r}"
             assert isinstance(result.exception, SystemExit | OperatorError | None), (about, result.exc_info)
             assert "Traceback" not in result.output, about
             assert words[0] != "list" or "whole" in result.output, about
