@@ -9,10 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from ringtrain_operator.errors import OperatorError
-from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.base import parse_time
+from ringtrain_operator.spec.template import shape_problems
 from ringtrain_operator.status.model import parse_status
 
 JOB_FILE = "job.json"
+_SHAPE = {
+    "metadata": {"uid": str, "labels": {}, "annotations": {}},
+    "spec": {"backend": str, "worker": {}},
+    "status": {},
+}
 
 
 class NoSuchRun(OperatorError):
@@ -71,14 +77,22 @@ def read_job(run_dir: Path) -> dict[str, Any] | None:
     is being removed, or somebody has edited the file."""
     try:
         job = json.loads((run_dir / JOB_FILE).read_text(encoding="utf-8"))
-        if not isinstance(job, dict) or not isinstance(job.get("status") or {}, dict):
+        # Not parse_job: a job that the operator rejects has a run, too.
+        if not isinstance(job, dict) or not _has_texts(job.get("metadata")) or shape_problems(job, "", _SHAPE):
             return None
-        parse_job(job, templates=False)
+        template = ((job.get("spec") or {}).get("worker") or {}).get("template")
+        if template is None or shape_problems(template, ""):
+            return None
+        parse_time(job["metadata"]["creationTimestamp"])
         parse_status(job.get("status"))
-    except (OSError, ValueError, RecursionError, OperatorError):  # a ValidationError is a ValueError
+    except (OSError, ValueError, RecursionError):  # a ValidationError is a ValueError
         return None
-    has_texts = all(isinstance(job["metadata"].get(key), str) for key in ("name", "namespace", "creationTimestamp"))
-    return job if has_texts else None
+    return job
+
+
+def _has_texts(metadata: object) -> bool:
+    wanted = ("name", "namespace", "creationTimestamp")
+    return isinstance(metadata, dict) and all(isinstance(metadata.get(key), str) for key in wanted)
 
 
 def past_runs(runs: Path) -> list[PastLocalRun]:
