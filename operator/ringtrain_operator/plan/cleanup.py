@@ -6,7 +6,7 @@ from ..observe.model import PodView
 from ..status.model import JobStatus
 from ..status.situation import Situation
 from ..workers.auxiliary import evaluator_deadline
-from .deadlines import DEADLINE_EXCEEDED
+from .deadlines import DEADLINE_EXCEEDED, PROGRESS_EXCEEDED
 from .result import PlannedDeletion
 
 # Time that a finished gang's pods have to end by themselves before they count as running.
@@ -106,5 +106,7 @@ def _unwanted_after_deadline(s: Situation, running: tuple[PodView, ...]) -> tupl
 
 
 def _deadline_exceeded(status: JobStatus) -> bool:
-    failed = status.condition("Failed")
-    return failed is not None and failed.reason == DEADLINE_EXCEEDED
+    """Return whether a deadline ended the job while its ranks ran."""
+    failed, failure = status.condition("Failed"), status.failure
+    reasons = (failed.reason if failed is not None else "", failure.reason if failure is not None else "")
+    return failed is not None and not {DEADLINE_EXCEEDED, PROGRESS_EXCEEDED}.isdisjoint(reasons)

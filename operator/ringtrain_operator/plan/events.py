@@ -44,7 +44,7 @@ def events_between(before: JobStatus, after: JobStatus) -> tuple[PlannedEvent, .
 
 
 def _start_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]:
-    if not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
+    if after.finished or not _has_pods(after) or (_has_pods(before) and before.attempt == after.attempt):
         return
     text = f"attempt {after.attempt} with {counted(after.ledger.attempt_workers, 'worker')}"
     yield PlannedEvent("Normal", "AttemptStarted", text)

@@ -96,14 +96,23 @@ def test_a_launcher_stays_while_its_workers_may_save(why: str) -> None:
     assert not w.pods
 
 
-def test_the_deadline_leaves_something_to_read() -> None:
-    """The launcher outlives its workers, whose last lines it has, and the status names the slowest rank."""
-    w = running(activeDeadlineSeconds=60)
+@pytest.mark.parametrize(
+    ("policy", "reasons"),
+    [
+        ("activeDeadlineSeconds", ("DeadlineExceeded", "DeadlineExceeded")),
+        ("progressDeadlineSeconds", ("BackoffLimitExceeded", "ProgressDeadlineExceeded")),
+    ],
+)
+@pytest.mark.parametrize("clean", ["Running", "None"])
+def test_a_deadline_leaves_something_to_read(policy: str, reasons: tuple[str, str], clean: str) -> None:
+    """The launcher outlives its workers, whose last lines it has, and the status names the slowest rank. No event says
+    that an attempt has started."""
+    w = running(backoffLimit=0, cleanPodPolicy=clean, **{policy: 60})
     w.report["slowest"] = {"rank": 1, "pod": "digits-worker-1", "node": "node-b", "logTail": ["loading"]}
     w.run(seconds=60)
-    assert condition(w, "Failed")[1] == "DeadlineExceeded"
     failure = w.status.failure
-    assert (failure.reason, failure.rank, failure.log_tail) == ("DeadlineExceeded", 1, ("loading",))
+    assert (condition(w, "Failed")[1], failure.reason) == reasons
+    assert (failure.rank, failure.log_tail) == (1, ("loading",))
     assert (failure.pod, failure.node) == ("digits-worker-1", "node-b")
     w.pods_go()
     assert set(w.pods) == {"digits-launcher"}
@@ -111,6 +120,7 @@ def test_the_deadline_leaves_something_to_read() -> None:
     w.run(days=1)
     assert set(w.pods) == {"digits-launcher"}
     assert w.status.failure == failure
+    assert w.reasons().count("AttemptStarted") == 1
 
 
 def test_deadline_excludes_suspension() -> None:
