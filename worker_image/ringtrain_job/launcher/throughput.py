@@ -251,10 +251,10 @@ class GangThroughput:
         return self._steps.get(rank)
 
     def slowest(self, ranks: Collection[int]) -> int | None:
-        """Return the slowest of `ranks`; None if `ranks` is empty.
+        """Return the slowest of `ranks`; None if it is unknown.
 
         This is the straggler, unless another rank is more than a step behind it. If so, or without a straggler, it is
-        the rank at the lowest step. Of several ranks at that step, it is the one with the oldest report.
+        the rank at the lowest step. It is unknown if several ranks are at that step: some of them may only wait.
         """
         never = -1
         straggler = self.times.straggler()
@@ -263,10 +263,9 @@ class GangThroughput:
             if self._steps.get(straggler.rank, never) <= lowest + 1:
                 return straggler.rank
 
-        def position(rank: int) -> tuple[int, float, int]:
-            return (self._steps.get(rank, never), float(self._latest.get(rank, {}).get("time", never)), rank)
-
-        return min(ranks, key=position, default=None)
+        steps = {rank: self._steps.get(rank, never) for rank in ranks}
+        last = [rank for rank, step in steps.items() if step == min(steps.values())]
+        return last[0] if len(last) == 1 else None
 
     def delaying_rank(self, ranks: Collection[int]) -> int | None:
         """Return the slowest of `ranks` if it is the straggler or is more than one step behind another rank;

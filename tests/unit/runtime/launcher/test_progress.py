@@ -58,7 +58,7 @@ def test_progress_is_dated_by_the_launcher(tmp_path: Path, console: Console, ago
 
 
 def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Console) -> None:
-    """The rank at the lowest step, the longest silent of several there, of those that still run."""
+    """The rank at the lowest step, of those that still run. If two ranks are there, none is named."""
     config = replace(CONFIG, slots=4)
     gang = Gang(config, time.monotonic)
     ranks = (*(RankState(rank, RankPhase.RUNNING) for rank in range(3)), RankState(3, RankPhase.SUCCEEDED, 0))
@@ -69,9 +69,15 @@ def test_the_slowest_rank_is_named_with_its_tail(tmp_path: Path, console: Consol
     snapshot.observers = Observers([ConsoleObserver(snapshot, console)])
     snapshot.follow()
     assert snapshot.status()["runningSince"] is None
-    for rank, step, at in ((0, 9, 1.0), (1, 7, 3.0), (2, 7, 2.0), (3, 1, 0.0)):
+
+    def report(rank: int, step: int, at: float, number: int = 1) -> None:
         data = json.dumps({"step": step, "time": at}).encode() + b"\n"
-        store.append(LogChunk(LogStream.REPORT, rank, 1, 1, data))
+        store.append(LogChunk(LogStream.REPORT, rank, number, 1, data))
+
+    for rank, step, at in ((0, 9, 1.0), (1, 7, 3.0), (2, 7, 2.0), (3, 1, 0.0)):
+        report(rank, step, at)
+    assert snapshot.status()["slowest"] is None
+    report(1, 8, 4.0, number=2)
     store.append(LogChunk(LogStream.LOG, 2, 1, 1, b"reading shard 8\n"))
     told = {"rank": 2, "pod": "digits-worker-0", "node": "node-a", "step": 7, "logTail": ["reading shard 8"]}
     assert snapshot.status()["slowest"] == told
