@@ -4,6 +4,7 @@ from collections.abc import Awaitable, Callable
 
 import click
 
+from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import OperatorError
 
 from ..jobs.errors import JobEnded
@@ -40,20 +41,20 @@ def _change_each_job(
 ) -> None:
     """Call `change` for each job; print the name of each changed job, followed by `done`.
 
-    Raises one OperatorError, after all calls, that names the jobs that cannot be changed because they have ended.
+    Raises one OperatorError, after all calls, that names the jobs that do not exist or have ended.
     """
 
     async def work(client: AsyncClient) -> None:
-        ended = []
+        failures = []
         for name in names:
             try:
                 run = await client.of(name)
                 await change(run)
-            except JobEnded as exc:
-                ended.append(str(exc))
+            except (JobEnded, NotFound) as exc:
+                failures.append(str(exc))
                 continue
             click.echo(f"{run.namespace}/{run.name} {done}")
-        if ended:
-            raise OperatorError("\n".join(ended))
+        if failures:
+            raise OperatorError("\n".join(failures))
 
     with_client(cluster, work)

@@ -46,7 +46,7 @@ def validate(files: tuple[Path, ...], server: bool, of_templates: tuple[Path, ..
     schema = with_session(cluster, _server_schema) if server else replace(packaged_pod_spec_schema(), way_out=WAY_OUT)
     templates = templates_of(of_templates, cluster if server else None)
     problems = [line for path in files for line in _manifest_problems(path, schema, templates)]
-    for line in problems:
+    for line in dict.fromkeys(problems):  # two jobs of a file may name one ConfigMap
         click.echo(line, err=True)
     sys.exit(1 if problems else 0)
 
@@ -72,7 +72,8 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
             job = parse_job(templates.merged_with_template(obj), schema=schema)
             references = list(reference_problems(job, documents))
         except OperatorError as exc:
-            yield from (f"{path}: {line}" for line in problem_lines(exc))
+            name = f"{(obj.get('metadata') or {}).get('name')}: " if len(jobs) > 1 else ""
+            yield from (f"{path}: {name}{line}" for line in problem_lines(exc))
             continue
         yield from (f"{path}: {job.name}: {text}" for is_certain, text in references if is_certain)
         if any(is_certain for is_certain, _ in references):

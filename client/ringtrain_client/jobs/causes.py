@@ -162,6 +162,8 @@ def _condition_causes(status: Json) -> Iterator[str]:
             yield f"{condition['type']}={condition['status']} since {condition['lastTransitionTime']}: " + (
                 f"{condition['reason']}: {message}" if message else condition["reason"]
             )
+        elif condition["type"] == "Succeeded" and "; " in (condition.get("message") or ""):
+            yield f"warning: {condition['message'].partition('; ')[2]}"
 
 
 def _limited_pod_lines(pods: list[str]) -> list[str]:

@@ -2,7 +2,7 @@
 
 import base64
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from ringtrain_operator.errors import Invalid, LocalUnsupported, Problem, found_text, shown, spelling_hint
@@ -19,6 +19,19 @@ _COMMON = {"apiVersion": str, "kind": str, "metadata": dict, "immutable": bool}
 _FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "ConfigMap": {**_COMMON, "data": dict, "binaryData": dict},
     "Secret": {**_COMMON, "data": dict, "stringData": dict, "type": str},
+}
+METADATA_FIELDS: Final = (
+    *("name", "generateName", "namespace", "labels", "annotations", "finalizers", "ownerReferences", "uid"),
+    *("generation", "resourceVersion", "creationTimestamp", "deletionTimestamp", "deletionGracePeriodSeconds"),
+    *("managedFields", "selfLink"),
+)
+MOST_BYTES: Final = 1 << 20
+# Keys that the API server requires in a Secret of a type.
+_SECRET_KEYS: Final[Mapping[str, tuple[str, ...]]] = {
+    "kubernetes.io/dockerconfigjson": (".dockerconfigjson",),
+    "kubernetes.io/dockercfg": (".dockercfg",),
+    "kubernetes.io/ssh-auth": ("ssh-privatekey",),
+    "kubernetes.io/tls": ("tls.crt", "tls.key"),
 }
 _VARIABLE = re.compile(r"[A-Za-z_.-][A-Za-z0-9_.-]*")
 
@@ -40,33 +53,54 @@ def read_contents(documents: Sequence[Any], namespace: str) -> dict[tuple[str, s
             name = str(metadata.get("name"))
             contents, wrong = _decoded_contents(document)
             found[document["kind"], name] = contents
-            problems += [Problem(f"{document['kind']} {name}: {each.path}", each.message) for each in wrong]
+            wrong += [*_field_problems(document), *(() if wrong else _size_problems(document, contents))]
+            owner = f"{document['kind']} {name}" if metadata.get("name") else document["kind"]
+            problems += [Problem(f"{owner}: {each.path}", each.message) for each in wrong]
     if problems:
         raise Invalid(problems)
     return found
 
 
-def field_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
+def unknown_fields(value: Mapping[Any, Any], path: str, known: Collection[str]) -> Iterator[Problem]:
+    """Yield a problem for each key of `value` that is not `known`. `path`: path of `value`, with a dot at its end."""
+    for field in value:
+        if field not in known:
+            hint = spelling_hint(str(field), known) or f"expected one of {', '.join(known)}"
+            yield Problem(f"{path}{field}", f"is not a field here; {hint}")
+
+
+def _field_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield the problems of a ConfigMap or Secret in fields without contents: unknown fields, types and metadata."""
     fields = _FIELDS[document["kind"]]
-    for field, value in document.items():
-        if field not in fields:
-            hint = spelling_hint(str(field), fields) or f"expected one of {', '.join(fields)}"
-            yield Problem(str(field), f"is no field of a {document['kind']}; {hint}")
-        elif fields[field] in (bool, str) and not isinstance(value, fields[field] | None):
-            expected = "true or false" if fields[field] is bool else "a text: write it in quotes"
+    yield from unknown_fields(document, "", fields)
+    for field, kind in fields.items():
+        value = document.get(field)
+        if kind in (bool, str) and not isinstance(value, kind | None):
+            expected = "true or false" if kind is bool else "a text: write it in quotes"
             yield Problem(field, f"is {shown(value)}; expected {expected}")
-    metadata = document.get("metadata")
-    metadata = metadata if isinstance(metadata, Mapping) else {}  # read_contents() reports any other value
+    metadata = document.get("metadata") or {}
     name = metadata.get("name")
     if not isinstance(name, str) or not is_domain(name):
         expected = "at most 253 lower-case letters, digits, '-' and '.', with a letter or a digit at both ends"
-        yield Problem("metadata.name", f"{found_text(name or None)}; expected {expected}")
+        yield Problem("metadata.name", f"{found_text(name)}; expected {expected}")
     for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
         entries = metadata.get(field)
         if not isinstance(entries, Mapping | None):
             yield Problem(f"metadata.{field}", f"is {shown(entries)}; expected a mapping of names to strings")
         yield from (Problem(f"metadata.{field}{below}", message) for below, message in problems(entries))
+
+
+def _size_problems(document: Mapping[str, Any], contents: Mapping[str, bytes]) -> Iterator[Problem]:
+    """Yield problems of the contents of a ConfigMap or Secret as a whole: size, keys used twice, missing keys."""
+    size = sum(len(value) for value in contents.values())
+    if size > MOST_BYTES:
+        yield Problem("data", f"has {size} bytes; expected at most {MOST_BYTES}")
+    if document["kind"] == "ConfigMap":
+        twice = set(document.get("data") or ()) & set(document.get("binaryData") or ())
+        yield from (Problem(f"binaryData.{key}", "is a key of data, too; remove one of them") for key in sorted(twice))
+    for key in _SECRET_KEYS.get(str(document.get("type")), ()) if document["kind"] == "Secret" else ():
+        if key not in contents:
+            yield Problem(f"data[{key}]", f"is missing; a Secret of type {document['type']} needs it")
 
 
 def _decoded_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], list[Problem]]:

@@ -10,10 +10,11 @@ from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
 
-from .contents import KINDS, field_problems, read_contents
+from .contents import KINDS, METADATA_FIELDS, read_contents, unknown_fields
 
 # Fields of a pod that name an object: the field, the kind, and the field with the name.
 _SOURCES = (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName"))
+_JOB_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 _REFERENCES = (("configMap", "ConfigMap"), ("secret", "Secret"))
 
 
@@ -44,30 +45,30 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
 
 
 def object_problems(documents: Sequence[Any]) -> Iterator[str]:
-    """Yield a text for each field of a ConfigMap or Secret, except those with its contents, that `kubectl apply` would
-    refuse, and for each job that has the name of an earlier one."""
-    jobs = set()
-    for document in documents:
+    """Yield a text for each document that is no object, each unknown field of an object or of its metadata, each wrong
+    kind or version of a ConfigMap or Secret, and each object that has the name of an earlier one."""
+    names = set()
+    for number, document in enumerate(documents, 1):
         if not isinstance(document, Mapping):
+            yield f"document {number} is {shown(document)}; expected an object with apiVersion, kind and metadata"
             continue
         metadata, kind = document.get("metadata"), str(document.get("kind"))
         metadata = metadata if isinstance(metadata, Mapping) else {}
         name = metadata.get("name")
-        if kind == KIND and name is not None:
-            key = (str(metadata.get("namespace") or "default"), str(name))
-            if key in jobs:
-                yield f"{name}: appears twice; give one of the jobs another name"
-            jobs.add(key)
         meant = next((one for one in KINDS if one.lower() == kind.lower()), None)
-        if meant is None:
-            continue
-        if kind != meant:
+        owner = " ".join(str(part) for part in (meant, name) if part)
+        if meant is not None and kind != meant:
             yield f"kind: is {shown(kind)}; did you mean {meant}?"
-        if document.get("apiVersion") != "v1":
-            version = found_text(document.get("apiVersion"))
-            yield f"{meant} {name or ''}".strip() + f": apiVersion: {version}; expected 'v1'"
-        owner = f"{meant} {name}" if isinstance(name, str) and name else meant
-        yield from (f"{owner}: {problem}" for problem in field_problems({**document, "kind": meant}))
+        if meant is not None and document.get("apiVersion") != "v1":
+            yield f"{owner}: apiVersion: {found_text(document.get('apiVersion'))}; expected 'v1'"
+        if kind == KIND:
+            yield from (f"{owner}: {problem}" for problem in unknown_fields(document, "", _JOB_FIELDS))
+        if meant is not None or kind == KIND:
+            yield from (f"{owner}: {problem}" for problem in unknown_fields(metadata, "metadata.", METADATA_FIELDS))
+            key = (kind, str(metadata.get("namespace") or "default"), str(name))
+            if name is not None and key in names:
+                yield f"{owner}: appears twice; give one of the two another name"
+            names.add(key)
 
 
 def _default_container_problems(job: Job) -> Iterator[str]:
@@ -76,7 +77,7 @@ def _default_container_problems(job: Job) -> Iterator[str]:
         wanted = ((template.get("metadata") or {}).get("annotations") or {}).get(DEFAULT_CONTAINER)
         names = [str(container.get("name")) for container in containers_of(template)]
         if wanted is not None and wanted not in names:
-            yield f"{path}: annotation {DEFAULT_CONTAINER} is {shown(wanted)}; expected one of {', '.join(names)}"
+            yield f"spec.{path}: annotation {DEFAULT_CONTAINER} is {shown(wanted)}; expected one of {', '.join(names)}"
 
 
 def _image_problems(job: Job) -> Iterator[str]:
@@ -89,7 +90,7 @@ def _image_problems(job: Job) -> Iterator[str]:
             is_registry = rest and (first != first.lower() or first == "localhost" or set(first) & set(".:"))
             repository = "/".join(rest if is_registry else [first, *rest]).partition(":")[0]
             if len(image.split()) > 1 or repository != repository.lower():
-                where = f"{path}: image of container {container.get('name')}"
+                where = f"spec.{path}: image of container {container.get('name')}"
                 yield f"{where} is {shown(image)}; expected no space and a repository in lower case"
 
 

@@ -100,6 +100,8 @@ def _model_problem(error: Any) -> Problem:
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
     known, name = _fields_at(location[:-1]), str(location[-1])
+    if near := next((one for one in known if one.lower().endswith(name.lower())), ""):
+        return f"is not a field here; did you mean {near}?"
     if elsewhere := _path_of_field(name):
         return f"is not a field here; it is {elsewhere}"
     hint = spelling_hint(name, known) or f"allowed: {', '.join(sorted(known))}"

@@ -98,8 +98,10 @@ def parse_job(obj: Mapping[str, Any], *, schema: PodSchema | None = None, templa
 
 def name_in_metadata(metadata: Mapping[str, Any]) -> Any:
     """Return the object's name; for `generateName` an example of a name that the API server would generate."""
-    prefix = metadata.get("generateName")
-    return metadata.get("name") or (f"{prefix}00000" if isinstance(prefix, str) and prefix else None)
+    prefix, name = metadata.get("generateName"), metadata.get("name")
+    if name is not None and name != "":
+        return name
+    return f"{prefix}00000" if isinstance(prefix, str) and prefix else None
 
 
 def update_problems(new: JobSpec, old: JobSpec, status: Mapping[str, Any] | None) -> list[Problem]:
@@ -121,7 +123,7 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
     name = name_in_metadata(metadata)
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
         yield Problem(
-            "metadata.name" if metadata.get("name") or name is None else "metadata.generateName",
+            "metadata.name" if name is None or name == metadata.get("name") else "metadata.generateName",
             f"{found_text(name)}; it becomes the name of a Service and of hosts: expected a letter first, then only "
             f"lower-case letters, digits and '-', and at most {MAX_NAME_LENGTH} characters",
         )
@@ -200,6 +202,10 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
                 problem.path in _OPTIONAL and problem.message == "is missing"
             ):
                 yield problem
+    logs = spec.get("logs")
+    empty_dir = logs.get("emptyDir") if isinstance(logs, Mapping) else None
+    if schema is not None and isinstance(empty_dir, Mapping):
+        yield from schema.problems(empty_dir, "spec.logs.emptyDir", "EmptyDirVolumeSource")
 
 
 def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
@@ -212,8 +218,14 @@ def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
 
 
 def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem if each of a ring job's ranks would start a launcher such as torchrun."""
-    if spec.backend != "ring" or spec.slots * spec.worker.replicas < 2:
+    """Yield a problem if a ring job's launcher has a command, or if each of its ranks would start a launcher such as
+    torchrun."""
+    if spec.backend != "ring":
+        return
+    if any(container.get("command") for container in containers_of(spec.launcher.template or {})[:1]):
+        path = "spec.launcher.template.spec.containers[0].command"
+        yield Problem(path, "is for spec.backend: mpi; the launcher of a ring job runs no program, so remove it")
+    if spec.slots * spec.worker.replicas < 2:
         return
     for path in WORKER_TEMPLATES:
         for main in containers_of(field_at(spec, path) or {})[:1]:

@@ -53,6 +53,8 @@ def _amount_problems(name: str, amount: object) -> Iterator[str]:
         yield f"is {amount}; expected a whole number"
     elif not _is_whole(value) and name.startswith(_BYTES):
         yield f"is {amount}, a part of a byte; expected whole bytes, for example 512M or 512Mi"
+    elif (page := quantity_value(name.removeprefix("hugepages-"))) and value % page:
+        yield f"is {amount}; expected a multiple of the page size {name.removeprefix('hugepages-')}"
 
 
 def _is_whole(value: Decimal) -> bool:
@@ -96,7 +98,7 @@ def escalation_problems(context: Mapping[str, Any]) -> Found:
         added = (context.get("capabilities") or {}).get("add") or ()
         if context.get("privileged") or "CAP_SYS_ADMIN" in added:
             found = "privileged is true" if context.get("privileged") else "capabilities.add has CAP_SYS_ADMIN"
-            yield ".allowPrivilegeEscalation", f"is False; expected true or none, as {found}"
+            yield ".allowPrivilegeEscalation", f"is false; expected true or none, as {found}"
 
 
 def host_port_problems(pod: Mapping[str, Any]) -> Found:

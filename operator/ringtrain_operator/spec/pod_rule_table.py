@@ -101,6 +101,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         host_port_problems,
         init_problems,
         dns_problems,
+        no_field("ephemeralContainers", "in a pod template", lambda pod: True),
         no_field("shareProcessNamespace", "with hostPID", lambda pod: pod.get("hostPID")),
         no_field("hostNetwork", "with hostUsers: false", lambda pod: pod.get("hostUsers") is False),
         activeDeadlineSeconds=number(1, (1 << 31) - 1),

@@ -50,9 +50,12 @@ class PodSchema:
         except (KeyError, TypeError, AttributeError) as exc:
             raise ValueError(f"the document has no OpenAPI schema of pod templates: {exc!r}") from exc
 
-    def problems(self, template: Mapping[str, Any], path: str) -> list[Problem]:
-        """Return the problems of a pod template by Kubernetes' rules. A null field counts as absent."""
-        return list(self._check(template, {"ref": self.root}, path))
+    def problems(self, value: Mapping[str, Any], path: str, definition: str = "") -> list[Problem]:
+        """Return the problems of a pod template, or of an object of another `definition`, by Kubernetes' rules.
+
+        A null field counts as absent.
+        """
+        return list(self._check(value, {"ref": definition or self.root}, path))
 
     def _check(self, value: object, schema: Json, path: str) -> Iterator[Problem]:
         definition = schema.get("ref", "")

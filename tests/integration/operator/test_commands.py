@@ -223,7 +223,8 @@ async def test_commands_about_a_job_that_ends(tmp_path: Path) -> None:
         assert "digits: Failed: BackoffLimitExceeded: attempt 1: rank 1 exited with 3" in output
         code, output = await dtj(s.cluster, tmp_path, "suspend", "digits", *inside)
         assert (code, "has ended (Failed)" in output) == (1, True), output
-        assert not (await s.job())["spec"]["runPolicy"].get("suspend")
+        code, output = await dtj(s.cluster, tmp_path, "delete", "absent", "digits", *inside)
+        assert (code, '"absent" not found' in output, "digits deleted" in output) == (1, True, True), output
 
 
 async def test_nobody_waits_for_a_job_that_is_rejected(tmp_path: Path) -> None:

@@ -235,14 +235,14 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}
         ({"apiVersion": "v2", "kind": "ConfigMap", "metadata": {"name": "c"}}, "ConfigMap c: apiVersion: is 'v2'"),
         ({"apiVersion": "v1", "kind": "Configmap", "metadata": {"name": "c"}}, "did you mean ConfigMap?"),
         ({"apiVersion": "v1", "kind": "ConfigMap"}, "ConfigMap: metadata.name: is missing"),
-        ({**CONFIG_MAP, "dataa": {}}, "ConfigMap c: dataa: is no field of a ConfigMap; did you mean data?"),
+        ({**CONFIG_MAP, "dataa": {}}, "ConfigMap c: dataa: is not a field here; did you mean data?"),
         (
             {**CONFIG_MAP, "stringData": {}},
-            "ConfigMap c: stringData: is no field of a ConfigMap; did you mean binaryData",
+            "ConfigMap c: stringData: is not a field here; did you mean binaryData",
         ),
         ({**CONFIG_MAP, "immutable": "perhaps"}, "ConfigMap c: immutable: is 'perhaps'; expected true or false"),
         ({**CONFIG_MAP, "kind": "Secret", "type": 5}, "Secret c: type: is 5; expected a text: write it in quotes"),
-        ({**CONFIG_MAP, "metadata": {"name": 5}}, "ConfigMap: metadata.name: is 5; expected at most 253 lower-case"),
+        ({**CONFIG_MAP, "metadata": {"name": 5}}, "ConfigMap 5: metadata.name: is 5; expected at most 253 lower-case"),
         ({**CONFIG_MAP, "metadata": {"name": "My_Map"}}, "ConfigMap My_Map: metadata.name: is 'My_Map'; expected at"),
         (
             {**CONFIG_MAP, "metadata": {"name": "c", "labels": {"a": 1}}},
@@ -252,11 +252,22 @@ CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}
             {**CONFIG_MAP, "metadata": {"name": "c", "annotations": ["a"]}},
             "metadata.annotations: is ['a']; expected a map",
         ),
-        (job(), "digits: appears twice; give one of the jobs another name"),
+        (
+            {**CONFIG_MAP, "data": {"a": "x"}, "binaryData": {"a": ""}},
+            "binaryData.a: is a key of data, too; remove one",
+        ),
+        ({**CONFIG_MAP, "data": {"a": "x" * (1 << 20 | 1)}}, "ConfigMap c: data: has 1048577 bytes; expected at most"),
+        (
+            {**CONFIG_MAP, "kind": "Secret", "type": "kubernetes.io/tls", "stringData": {"tls.crt": ""}},
+            "Secret c: data[tls.key]: is missing; a Secret of type kubernetes.io/tls needs it",
+        ),
+        (job(), "digits: appears twice; give one of the two another name"),
+        ({**job("other"), "sepc": {}}, "other: sepc: is not a field here; did you mean spec?"),
+        (["x"], "document 2 is ['x']; expected an object with apiVersion, kind and metadata"),
     ],
     ids=lambda value: value.partition(": ")[2][:40] if isinstance(value, str) else "",
 )
-def test_objects_beside_a_job_that_would_be_refused(beside: dict[str, Any], said: str) -> None:
+def test_objects_beside_a_job_that_would_be_refused(beside: Any, said: str) -> None:
     """Their kind, version, fields and metadata are checked."""
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([job(), beside]))
     assert (result.exit_code, said in result.stderr) == (1, True), result.output

@@ -46,3 +46,11 @@ def test_one_rank_may_be_a_launcher() -> None:
     made = running(["torchrun", "--nproc-per-node=4", "train.py"], slots=1)
     made["spec"]["worker"]["replicas"] = 1
     parse_job(made)
+
+
+def test_the_launcher_of_a_ring_job_has_no_command() -> None:
+    """A job of MPI without `backend: mpi` would succeed although its mpirun never ran."""
+    made = running(["python", "train.py"], launcher={"template": {"spec": {"containers": [{"command": ["mpirun"]}]}}})
+    with pytest.raises(Invalid, match=r"containers\[0\].command: is for spec.backend: mpi"):
+        parse_job(made)
+    parse_job(made, templates=False)  # as for a job that was accepted before
