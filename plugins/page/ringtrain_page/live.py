@@ -58,7 +58,7 @@ class LivePage:
             left = None if progress is None else reports.left_s(progress)
         failure = verdict.failure if verdict else None
         now = {
-            "outcome": verdict.outcome.value if verdict else snapshot.phase,
+            "outcome": snapshot.state,
             "worldSize": snapshot.world_size,
             "failure": failure_json(failure) if failure else None,
             "progress": snapshot.progress(),

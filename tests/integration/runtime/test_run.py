@@ -19,6 +19,7 @@ from support.terminal import Terminal
 
 from ringtrain.shared.contract import JOINED_LINE
 from ringtrain_job.launcher.summary import summarize_attempt
+from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
 
 FLOOD = 12_000
@@ -374,7 +375,10 @@ def test_interrupted_while_the_launcher_starts(tmp_path: Path) -> None:
     assert run.returncode == 130
     assert "state  Stopped\n" in err
     assert "Aborted" not in err
-    assert summarize_attempt(AttemptFiles(tmp_path / "runs/local/early/1")).state == "Stopped"
+    files = AttemptFiles(tmp_path / "runs/local/early/1")
+    assert summarize_attempt(files).state == "Stopped"
+    kinds = [event["kind"] for event in read_log_events(files)]
+    assert ("Stopped" in kinds, "Failed" in kinds) == (True, False)
 
 
 @pytest.mark.parametrize(

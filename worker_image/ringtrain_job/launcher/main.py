@@ -303,7 +303,7 @@ class _LauncherProcess:
         registered = self._gang.registered
         if registered >= self._config.workers:
             self.events.record_once("Joined", f"all workers have registered: {registered}")
-        self.events.record_state(status.phase, status.backend_status(), failure.message if failure else "")
+        self.events.record_state(status.state, status.backend_status(), failure.message if failure else "")
         if status.first_progress is not None:
             self.events.record_once("Step", "the first step was reported", status.first_progress)
 

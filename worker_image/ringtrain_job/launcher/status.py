@@ -142,6 +142,11 @@ class StatusSnapshot:
             return "Succeeded" if self.verdict.outcome is Outcome.SUCCEEDED else "Failed"
         return "Waiting" if self.running_since is None else "Running"
 
+    @property
+    def state(self) -> str:
+        """Outcome of the attempt; its phase before the end."""
+        return self.verdict.outcome.value if self.verdict else self.phase
+
     def progress(self) -> dict[str, Any] | None:
         """Return the training's progress as a JSON object (docs/contract.md); None before the first report."""
         with self.reports as reports:

@@ -77,7 +77,7 @@ class EventsFile:
         with self._lock:
             self._count += 1
             self._kinds.add(kind)
-            if self._count > _MOST and kind not in ("Succeeded", "Failed", "Ended"):
+            if self._count > _MOST and kind not in ("Succeeded", "Failed", "Stopped", "Ended"):
                 return
             try:
                 with self._path.open("a", encoding="utf-8") as file:
