@@ -7,11 +7,11 @@ import os
 import socket
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.authentication import bearer, is_one_of
+from ringtrain_job.logs.fields import read_json
 from ringtrain_job.logs.layout import AttemptFiles
 
 
@@ -74,10 +74,10 @@ def write_page_file(files: AttemptFiles, link: str, ranks: int | None) -> None:
             json.dump({"host": socket.gethostname(), "link": link, "worldSize": ranks}, file)
 
 
-def read_page_file(files: AttemptFiles) -> dict[str, Any]:
-    """Return `link` and `worldSize` from the file of `write_page_file`; empty if missing or written on another host."""
-    try:
-        found = json.loads(files.page.read_text())
-        return found if found["host"] == socket.gethostname() else {}
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+def read_page_link(files: AttemptFiles) -> str:
+    """Return the link in the file of `write_page_file`; empty if it is missing or was written on another host."""
+    found = read_json(files.page)
+    if not isinstance(found, dict) or found.get("host") != socket.gethostname():
+        return ""
+    link = found.get("link")
+    return link if isinstance(link, str) and link.isascii() and link.isprintable() else ""

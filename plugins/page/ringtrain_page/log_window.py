@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ringtrain_job.logs.fields import open_existing
+
 _CHUNK: Final = 1 << 20
 # Limit of one search: a rare text in a log of several GiB is found by several searches.
 MOST_READ: Final = 16 << 20
@@ -51,11 +53,12 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
 
     Reads at most MOST_READ bytes. So the window may be empty although earlier lines match.
     """
-    if not path.exists():
+    log = open_existing(path)
+    if log is None:
         return PageLogWindow((), 0, 0)
     found: deque[str] = deque()
     matches = wanted.matches
-    with path.open("rb") as log:
+    with log:
         position = log.seek(0, 2)
         end = _last_line_end(log, position) if end is None else min(end, position)
         begin, rest = end, b""
@@ -77,9 +80,10 @@ def log_window_before(path: Path, wanted: WantedPageLines, end: int | None = Non
 
 def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLogWindow:
     """Return matching complete lines after byte `begin`. Of more than 1 MiB, only the newest part is read."""
-    if not path.exists():
+    log = open_existing(path)
+    if log is None:
         return PageLogWindow((), begin, begin)
-    with path.open("rb") as log:
+    with log:
         size = log.seek(0, 2)
         start = begin
         if size - begin > _CHUNK:

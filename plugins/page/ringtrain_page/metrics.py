@@ -39,8 +39,8 @@ class PageMetrics:
     unit: str = "samples"
 
     def add(self, rank: int, report: Mapping[str, Any]) -> None:
-        """Add one report of `rank`. Raises KeyError, TypeError or ValueError if the report is malformed."""
-        step, time = int(report["step"]), float(report["time"])
+        """Add one report of `rank`."""
+        step, time = report["step"], report["time"]
         if report.get("startedFrom") is not None:
             return
         self.first = time if self.first is None else min(self.first, time)

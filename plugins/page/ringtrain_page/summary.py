@@ -1,15 +1,16 @@
 """Data of a run's page, read from the log files that its launcher has written."""
 
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Final
 
-from ringtrain_job.launcher.summary import RUNNING, AttemptSummary, read_reports, summarize_attempt
+from ringtrain_job.launcher.outcome import read_outcome
+from ringtrain_job.launcher.summary import RUNNING, AttemptSummary, summarize_attempt
 from ringtrain_job.logs.about import read_run_description
 from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 from ringtrain_job.logs.printed import PrintedReportsChoice
-from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_log_members, read_outcome
+from ringtrain_job.logs.reading import log_tail_position, read_log_from, read_log_members
+from ringtrain_job.logs.reports import stored_reports
 from ringtrain_job.logs.samples import read_samples
 from ringtrain_page.document import page
 from ringtrain_page.log_window import shortened_line
@@ -83,8 +84,7 @@ def _page_ranks(
     ended = read_outcome(files) or {}
     failed = (ended.get("failure") or {}).get("rank")
     lines = ended.get("rankLogLines") or []
-    wrote = {int(path.stem.removeprefix("rank-")) for path in files.directory.glob("rank-*.log")}
-    every = wrote | set(metrics.steps) | set(range(summary.ranks or 0))
+    every = {*files.rank_logs(), *metrics.steps, *range(summary.ranks or 0)}
     whole = summary.state if summary.state in ("Succeeded", RUNNING) else "Stopped"
     return [
         {
@@ -108,12 +108,11 @@ def earlier_attempt_summaries(files: AttemptFiles) -> list[dict[str, Any]]:
 def read_page_metrics(files: AttemptFiles, choice: PrintedReportsChoice) -> PageMetrics:
     """Return the curves of the reports stored in `files`. `choice` selects reports and is updated with them."""
     metrics = PageMetrics()
-    for report in read_reports(files.metrics):
-        with suppress(KeyError, TypeError, ValueError):  # a line that is incomplete because the disk was full
-            counts, is_first = choice.choose(rank := int(report["rank"]), report)
-            metrics = PageMetrics() if is_first else metrics
-            if counts:
-                metrics.add(rank, report)
+    for rank, report in stored_reports(files.metrics):
+        counts, is_first = choice.choose(rank, report)
+        metrics = PageMetrics() if is_first else metrics
+        if counts:
+            metrics.add(rank, report)
     return metrics
 
 
@@ -149,7 +148,7 @@ def start_part_durations(events: Iterable[Mapping[str, Any]]) -> list[tuple[str,
     """
     first: dict[str, float] = {}
     for event in events:
-        first.setdefault(str(event["kind"]), float(event["time"]))
+        first.setdefault(event["kind"], event["time"])
     formed = first.get("Running")
     if formed is None:
         return []

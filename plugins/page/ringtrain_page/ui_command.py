@@ -17,7 +17,7 @@ from ringtrain.shared.ports import PortTaken
 from ringtrain_job.cli.runs import Run, find_run, find_runs, runs_option
 from ringtrain_job.launcher.http import HttpServer
 from ringtrain_job.launcher.summary import RUNNING
-from ringtrain_page.access import PageAccess, page_link, read_page_file
+from ringtrain_page.access import PageAccess, page_link, read_page_link
 from ringtrain_page.comparison import MOST_COMPARED, comparison_document, differing_settings
 from ringtrain_page.document import page, runs_page
 from ringtrain_page.server import LauncherPageServer, begin_response, send_whole_response
@@ -131,7 +131,7 @@ class RunsPages:
         found = next((run for run in (*shown, *find_runs(self._directory)) if run.name == name), None)
         if found is None:
             send_whole_response(request, 404, "text/plain", b"no run has this name; / lists the runs\n")
-        elif found.summary.state == RUNNING and (link := read_page_file(found.files).get("link")):
+        elif found.summary.state == RUNNING and (link := read_page_link(found.files)):
             begin_response(request, 303, "text/plain", {"Location": link})
         else:  # for example a run on another host: use its files
             _answer_page(request, page({**summarize_page(found.files), "up": "/"}))

@@ -245,7 +245,7 @@ async def test_curves_that_people_read(tmp_path: Path) -> None:
 def test_a_directory_without_runs(tmp_path: Path) -> None:
     """The error names the directory and what it lacks; a place that can't be written is named, too."""
     missing = _ringtrain("report", str(tmp_path), cwd=tmp_path)
-    assert (missing.returncode, "contains no job.log" in missing.stderr) == (1, True)
+    assert (missing.returncode, "contains no run" in missing.stderr) == (1, True)
 
 
 def test_a_directory_whose_name_is_no_utf8(tmp_path: Path) -> None:

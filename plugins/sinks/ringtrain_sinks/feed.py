@@ -3,14 +3,12 @@
 A launcher starts one process for each sink, and waits for it only after the end of the attempt, for some seconds.
 """
 
-import json
 import logging
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +17,13 @@ from ringtrain.shared import contract
 from ringtrain.shared.masking import without_secrets
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.launcher.observers import AttemptObserver
+from ringtrain_job.launcher.outcome import read_outcome
 from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.logs.about import read_run_description
 from ringtrain_job.logs.events import KUBERNETES, read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import follow_log, read_outcome
-from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.logs.reading import follow_log
+from ringtrain_job.logs.reports import report_rows
 from ringtrain_sinks.base import Sink, SinkAttempt, check_sink
 
 log = logging.getLogger(__name__)
@@ -44,7 +43,7 @@ def sink_attempt_of(files: AttemptFiles, ranks: int = 0) -> SinkAttempt:
     """Return a description of the attempt in `files` for a sink. `ranks`: world size; 0: read it from the outcome."""
     own = (event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES)
     job = files.directory.parent
-    known = ranks or int((read_outcome(files) or {}).get("worldSize") or 0)
+    known = ranks or (read_outcome(files) or {}).get("worldSize") or 0
     return SinkAttempt(job.parent.name, job.name, files.number, files.directory, next(own, 0.0), known)
 
 
@@ -60,13 +59,9 @@ class SinkFeed:
 
     def run(self, is_over: Callable[[], bool]) -> str:
         """Feed the sink until `is_over()` is true and all is sent; return "" or the reason why data was not sent."""
-        rest = b""
-        for chunk in follow_log(self._files.metrics, 0, is_over):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                with suppress(BadReport, KeyError, TypeError, ValueError):
-                    report = parse_report(line)
-                    self._sink.report(int(json.loads(line)["rank"]), report)
+        for rows in report_rows(follow_log(self._files.metrics, 0, is_over)):
+            for rank, report in rows:
+                self._sink.report(rank, report)
             if time.monotonic() >= self._next:
                 self._try(lambda: self._sink.flush(read_run_description(self._files)))
         return self._end()
@@ -77,7 +72,7 @@ class SinkFeed:
 
         def end_sink() -> None:
             self._sink.flush(read_run_description(self._files))
-            self._sink.end(str(outcome.get("outcome") or "Unknown"), str(failure))
+            self._sink.end(outcome.get("outcome") or "Unknown", failure)
 
         deadline = time.monotonic() + END_S
         while not self._try(end_sink):

@@ -1,14 +1,12 @@
 """TensorBoard sink, which writes one folder of event files for each rank."""
 
-import json
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.logs.reports import report_rows
 from ringtrain_sinks.base import SinkAttempt
 
 # Limit on ranks, each of which is a run of TensorBoard; of a larger world the first ranks are shown.
@@ -39,13 +37,9 @@ class TensorboardSink:
 
     def add_all(self, chunks: Iterator[bytes]) -> None:
         """Write the reports in `chunks`, the content of a metrics.jsonl. Malformed lines are skipped."""
-        rest = b""
-        for chunk in chunks:
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                with suppress(BadReport, KeyError, TypeError, ValueError):
-                    report = parse_report(line)
-                    self.add(int(json.loads(line)["rank"]), report)
+        for rows in report_rows(chunks):
+            for rank, report in rows:
+                self.add(rank, report)
             for writer in self._writers.values():
                 writer.flush()
 

@@ -68,7 +68,8 @@ def _print_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
     """Print the first failure, the last lines of its rank, and which ranks lost a peer because of it."""
     rank, code = failure.get("rank"), failure.get("exitCode")
     who = "the job" if rank is None else f"rank {rank}"
-    title = f"First failure: {who}, {failure['reason']}" + (f", exit code {code}" if code is not None else "")
+    parts = (who, failure.get("reason"), None if code is None else f"exit code {code}")
+    title = f"First failure: {', '.join(filter(None, parts))}"
     click.echo(err=True)
     print_line(title, fg="red", bold=True)
     if (message := failure.get("message") or "") != f"rank {rank} exited with {code}":
@@ -84,8 +85,7 @@ def _print_failure(files: AttemptFiles, failure: Mapping[str, Any]) -> None:
 
 def _peer_losses(files: AttemptFiles, cause: int | None) -> Iterator[tuple[int, str]]:
     """Yield each rank except `cause` whose log reports a lost peer, with that line."""
-    for path in sorted(files.directory.glob("rank-*.log")):
-        rank = int(path.stem.removeprefix("rank-"))
+    for rank, path in files.rank_logs().items():
         if rank == cause:
             continue
         lines = [found.group(0) for line in _last_log_lines(path) if (found := _PEER_LOST.search(line))]

@@ -15,6 +15,7 @@ from ringtrain.shared.settings import Settings, integer, path, text
 from ringtrain.shared.storage import ObjectStore
 from ringtrain_job.cli.runs import RUNS, find_attempt, run_options
 from ringtrain_job.control.settings import MOST_SLOTS, MOST_WORKERS
+from ringtrain_job.launcher.summary import summarize_attempt
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import (
     LogMissing,
@@ -61,13 +62,15 @@ def logs(
             )
         _print_chunks(shipped)
         return
-    if of_pod:
-        files, present = _pod_files(env, attempt)
-        path = _present_log(env, files, rank) if present else find_log(files, rank)
-    else:
-        files, present = find_attempt(run, runs, attempt), True
+    files, present = _pod_files(env, attempt) if of_pod else (find_attempt(run, runs, attempt), True)
+    if reports and files.directory.is_dir():
+        path = files.metrics
+    elif rank is None or not present or not files.directory.is_dir():
         path = find_log(files, rank)
-    path = files.metrics if reports else path
+    else:
+        path = _rank_log(files, rank, _rank_count(env) if of_pod else summarize_attempt(files).ranks or 0)
+        if not (of_pod or following or path.exists()):
+            print(f"rank {rank} has printed nothing", file=sys.stderr)
     start = 0 if tail is None else log_tail_position(path, tail)
     goes_on = following and present
     _print_chunks(follow_log(path, start, files.outcome.exists) if goes_on else read_log_from(path, start))
@@ -129,12 +132,12 @@ def _shipped_log(env: EnvironmentVariables, wanted: _WantedLogs) -> Iterator[byt
     return read_shipped(store, number, path.name, wanted.tail)
 
 
-def _present_log(env: EnvironmentVariables, files: AttemptFiles, rank: int | None) -> Path:
-    """Return the path of `rank`'s log (None: the merged log) in the running attempt. The file of a rank may not exist
-    yet."""
-    if rank is None or not files.directory.is_dir():
+def _rank_log(files: AttemptFiles, rank: int, ranks: int) -> Path:
+    """Return the path of the log of `rank`, which does not exist before the rank prints. `ranks`: world size; 0 if
+    unknown."""
+    if not ranks or files.rank_log(rank).exists():
         return find_log(files, rank)
-    if rank >= (ranks := _rank_count(env)):
+    if rank >= ranks:
         raise LogMissing(f"rank {rank} does not exist; expected 0 to {ranks - 1}")
     return files.rank_log(rank)
 

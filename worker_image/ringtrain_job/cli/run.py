@@ -50,8 +50,8 @@ from ringtrain_job.cli.run_processes import (
 from ringtrain_job.cli.runs import NAMESPACE, make_run_folder, runs_option
 from ringtrain_job.cli.several_hosts import run_on_hosts
 from ringtrain_job.cli.ssh import SrunOptions
+from ringtrain_job.launcher.outcome import read_outcome
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import read_outcome
 
 
 def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None:

@@ -11,8 +11,9 @@ import click
 
 from ringtrain.errors import in_ranges
 from ringtrain_job.launcher.summary import AttemptSummary, attempt_start, summarize_attempt
+from ringtrain_job.logs.fields import printable_text
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import LogMissing, find_logs
+from ringtrain_job.logs.reading import LogMissing, find_attempts
 
 F = TypeVar("F", bound=Callable[..., Any])
 # The default of --runs.
@@ -78,7 +79,7 @@ def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> A
     """
     known = list(_newest_attempts(where))
     if name is None:
-        if not known and not list(find_logs(where)):
+        if not known and not any(find_attempts(where)):
             raise LogMissing(no_runs_text(where))
         found = next((files for _, files in _newest_first(known)), None)
     else:
@@ -103,10 +104,10 @@ def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> A
 def _find_below(where: Path, attempt: int | None) -> AttemptFiles:
     """Return the files of the newest attempt in `where` or below, with number `attempt` if given. Raises LogMissing if
     there is none."""
-    found = [AttemptFiles(log.parent) for log in find_logs(where)]
+    found = list(find_attempts(where))
     numbered = [files for files in found if attempt is None or files.directory.name == str(attempt)]
     if not found:
-        raise LogMissing(f"{where.absolute()} contains no job.log; pass a directory of runs")
+        raise LogMissing(f"{where.absolute()} contains no run; pass a directory of runs")
     if not numbered:
         known = {int(files.directory.name) for files in found if files.directory.name.isdecimal()}
         raise LogMissing(f"{where.absolute()} has no attempt {attempt}; its attempts are: {in_ranges(known)}")
@@ -139,14 +140,14 @@ def make_run_folder(where: Path, name: str | None, program: str) -> Path:
 def _newest_attempts(where: Path) -> Iterator[tuple[str, AttemptFiles]]:
     """Yield the name and newest attempt of each run. Runs with equal short names get their paths as names."""
     newest: dict[Path, Path] = {}
-    for log in find_logs(where):
-        attempt = log.parent
+    for attempt in (files.directory for files in find_attempts(where)):
         if attempt.name.isdecimal():
             known = newest.get(attempt.parent, attempt)
             newest[attempt.parent] = max(attempt, known, key=lambda path: int(path.name))
     names = [_short_name(job, where) for job in newest]
     for name, (job, attempt) in zip(names, newest.items(), strict=True):
-        yield (name if names.count(name) == 1 else job.relative_to(where).as_posix()), AttemptFiles(attempt)
+        unique = name if names.count(name) == 1 else job.relative_to(where).as_posix()
+        yield printable_text(unique), AttemptFiles(attempt)
 
 
 def _short_name(job: Path, where: Path) -> str:

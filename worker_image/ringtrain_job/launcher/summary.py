@@ -2,20 +2,24 @@
 
 import fcntl
 import functools
-import json
 import time
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
 from ringtrain.shared.formats import duration
+from ringtrain_job.launcher.outcome import read_outcome
 from ringtrain_job.launcher.throughput import GangThroughput, progress_json, shown_throughput
-from ringtrain_job.logs.events import KUBERNETES, has_valid_time, read_log_events
+from ringtrain_job.logs.events import KUBERNETES, read_log_events
+from ringtrain_job.logs.fields import past_time, read_json, world_size
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.printed import PrintedReportsChoice
-from ringtrain_job.logs.reading import read_log_from, read_log_members, read_outcome
+from ringtrain_job.logs.reading import read_log_members
+from ringtrain_job.logs.reports import stored_reports
 
 # States without an outcome: a launcher holds the attempt's journal, or none does.
 RUNNING: Final = "Running"
@@ -89,35 +93,18 @@ def summarize_attempt(files: AttemptFiles, now: Mapping[str, Any] | None = None)
     is read.
     """
     outcome = now if now is not None else read_outcome(files)
-    state = str(outcome["outcome"]) if outcome else RUNNING if _is_journal_locked(files) else KILLED
+    state = outcome["outcome"] if outcome else RUNNING if _is_journal_locked(files) else KILLED
     progress = (outcome.get("progress") if outcome else _newest_progress(files)) or {}
     ranks = (outcome or {}).get("worldSize") or _announced_ranks(files) or None
     began, ended = _span(files, sees_end=outcome is not None)
     ended = time.time() if now is not None or state == RUNNING else ended
     found = outcome or {}
-    return AttemptSummary(
-        files, state, ranks, began, ended, progress, found.get("failure"), str(found.get("warning") or "")
-    )
+    return AttemptSummary(files, state, ranks, began, ended, progress, found.get("failure"), found.get("warning") or "")
 
 
 def attempt_start(files: AttemptFiles) -> float:
     """Return when the attempt began, as its summary does, in seconds since the epoch; 0 if it is unknown."""
     return _span(files, sees_end=read_outcome(files) is not None)[0] or 0.0
-
-
-def read_reports(path: Path, position: int = 0) -> Iterator[dict[str, Any]]:
-    """Yield the reports in the file `path` from byte `position` on, without incomplete lines.
-
-    A line whose `time` is not a time, because someone changed the file, is skipped.
-    """
-    rest = b""
-    for chunk in read_log_from(path, position):
-        *lines, rest = (rest + chunk).split(b"\n")
-        for line in lines:
-            with suppress(ValueError):
-                found = json.loads(line)
-                if isinstance(found, dict) and has_valid_time(found):
-                    yield found
 
 
 def _span(files: AttemptFiles, sees_end: bool) -> tuple[float | None, float | None]:
@@ -127,9 +114,9 @@ def _span(files: AttemptFiles, sees_end: bool) -> tuple[float | None, float | No
     """
     times = [event["time"] for event in read_log_events(files) if event.get("source") != KUBERNETES]
     if not sees_end or not times:
-        first = next(read_reports(files.metrics), {})
-        *_, last = [{}, *read_reports(files.metrics, _newest_position(files.metrics))]
-        times += [report["time"] for report in (first, last) if "time" in report]
+        first = list(islice(stored_reports(files.metrics), 1))
+        last = deque(stored_reports(files.metrics, _newest_position(files.metrics)), maxlen=1)
+        times += [time for _, report in (*first, *last) if (time := past_time(report["time"])) is not None]
     return min(times, default=None), max(times, default=None)
 
 
@@ -154,13 +141,11 @@ def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str,
     last world in an elastic job."""
     choice = PrintedReportsChoice()
     counted: list[tuple[int, dict[str, Any]]] = []
-    for report in read_reports(path, _newest_position(path)):
-        with suppress(KeyError, TypeError, ValueError):
-            rank = int(report["rank"])
-            if report.get("startedFrom") is None:
-                counts, is_first = choice.choose(rank, report)
-                counted = [] if is_first else counted
-                counted += [(rank, report)] if counts else []
+    for rank, report in stored_reports(path, _newest_position(path)):
+        if report.get("startedFrom") is None:
+            counts, is_first = choice.choose(rank, report)
+            counted = [] if is_first else counted
+            counted += [(rank, report)] if counts else []
     throughput = GangThroughput(len({rank for rank, _ in counted}))
     for rank, report in counted:
         throughput.add(rank, report)
@@ -173,9 +158,8 @@ def _progress_at(path: Path, size: int, members: frozenset[int]) -> Mapping[str,
 def _announced_ranks(files: AttemptFiles) -> int | None:
     """Return the number of ranks, from the file that the launcher of a local run writes about its HTML page; None if
     unknown."""
-    with suppress(OSError, ValueError, KeyError, TypeError):
-        return int(json.loads(files.page.read_text())["worldSize"])
-    return None
+    found = read_json(files.page)
+    return world_size(found.get("worldSize")) if isinstance(found, dict) else None
 
 
 def _is_journal_locked(files: AttemptFiles) -> bool:

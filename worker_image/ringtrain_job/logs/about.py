@@ -6,6 +6,7 @@ import threading
 from collections.abc import Mapping
 from typing import Any, Final
 
+from ringtrain_job.logs.fields import finite_number, is_number, plain_text, read_json
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
 
 log = logging.getLogger(__name__)
@@ -32,11 +33,13 @@ def read_about(value: object) -> Found | None:
 
 
 def _about_text(value: object) -> str | None:
-    return value.encode(errors="replace").decode()[:_CHARACTERS] if isinstance(value, str) else None
+    return None if (found := plain_text(value)) is None else found[:_CHARACTERS]
 
 
 def _about_scalar(value: object) -> object:
-    return value if value is None or isinstance(value, bool | int | float) else _about_text(value) or ""
+    if value is None or isinstance(value, bool):
+        return value
+    return finite_number(value) if is_number(value) else _about_text(value) or ""
 
 
 class AboutFile:
@@ -89,7 +92,4 @@ class AboutFile:
 
 def read_run_description(files: AttemptFiles) -> Found:
     """Return the content of an attempt's `run.json`; empty if it is missing or unreadable."""
-    try:
-        return read_about(json.loads(files.run.read_text(encoding="utf-8"))) or {}
-    except (OSError, ValueError):
-        return {}
+    return read_about(read_json(files.run)) or {}

@@ -7,14 +7,15 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from ringtrain_job.logs.fields import checked_fields, complete_fields, parse_json, past_time, plain_text
 from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reading import read_log_from
 
 log = logging.getLogger(__name__)
 
 # Limit on events, for a world that changes continually.
 _MOST: Final = 1000
-# In seconds since the epoch: the year 9999, the last that Python and pages can show.
-_LATEST_TIME: Final = 253_370_764_800
+_FIELDS: Final = {"time": past_time, "kind": plain_text, "text": plain_text}
 # Source of the operator's events about pods, which may be older than the attempt's launcher.
 KUBERNETES: Final = "Kubernetes"
 
@@ -29,13 +30,13 @@ class EventsFile:
     def __init__(self, files: AttemptFiles) -> None:
         self._path = files.events
         before = read_log_events(files)
-        self._phase = "Running" if any(event.get("kind") == "Running" for event in before) else ""
+        self._phase = "Running" if any(event["kind"] == "Running" for event in before) else ""
         # A launcher that continues an attempt finds a world that its predecessor has recorded.
         self._elastic: Mapping[str, Any] | None = None if before else {}
         self._count = len(before)
         self._lock = threading.Lock()
         self._heard = {_event_identity(event) for event in before if event.get("source") == KUBERNETES}
-        self._kinds = {str(event.get("kind")) for event in before}
+        self._kinds = {event["kind"] for event in before}
         self._record_event("Launcher", "the launcher was restarted" if before else "the launcher started")
 
     def record_state(self, phase: str, backend: Mapping[str, Any], why: str = "") -> None:
@@ -90,28 +91,13 @@ def _event_identity(event: Mapping[str, Any]) -> tuple[Any, ...]:
     return event.get("time"), event.get("kind"), event.get("text")
 
 
-def has_valid_time(entry: Mapping[str, Any]) -> bool:
-    """Return whether the field `time` of a line of a log is a time in seconds since the epoch, or absent."""
-    value = entry.get("time", 0.0)
-    return isinstance(value, int | float) and 0 <= value < _LATEST_TIME
-
-
-def _has_texts(event: Mapping[str, Any]) -> bool:
-    return all(isinstance(event.get(name), str) for name in ("kind", "text"))
-
-
 def read_log_events(files: AttemptFiles) -> list[dict[str, Any]]:
-    """Return the events of an attempt in order of time. Malformed lines are ignored."""
-    found = []
-    try:
-        lines = files.events.read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        return []
-    for line in lines:
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict) and "time" in event and has_valid_time(event) and _has_texts(event):
-            found.append(event)
+    """Return the events of an attempt in order of time. Invalid lines, and events in the future, are ignored."""
+    lines = b"".join(read_log_from(files.events, 0)).split(b"\n")
+    found = [event for line in lines if (event := _checked_event(parse_json(line))) is not None]
     return sorted(found, key=lambda event: event["time"])
+
+
+def _checked_event(value: object) -> dict[str, Any] | None:
+    event, source = complete_fields(value, _FIELDS), checked_fields(value, {"source": plain_text})
+    return None if event is None else {**event, **(source or {})}

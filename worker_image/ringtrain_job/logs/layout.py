@@ -5,6 +5,10 @@ import re
 from pathlib import Path
 from typing import Final
 
+_RANK_LOG: Final = re.compile(r"rank-([0-9]{4,9})\.log")
+# Files by which a folder is recognized as an attempt's. People delete job.log, often the largest file.
+_OWN: Final = re.compile(rf"job\.log|(metrics|events)\.jsonl|\.outcome\.json|{_RANK_LOG.pattern}")
+
 
 def replace_whole(path: Path, text: str) -> None:
     """Replace the content of the file `path` by `text` atomically: no reader sees a part. Raises OSError if that
@@ -12,6 +16,11 @@ def replace_whole(path: Path, text: str) -> None:
     draft = path.with_suffix(".tmp")
     draft.write_text(text, encoding="utf-8", errors="replace")
     os.replace(draft, path)
+
+
+def is_attempt_file(name: str) -> bool:
+    """Return whether `name` is that of a file which only the log folder of an attempt has."""
+    return _OWN.fullmatch(name) is not None
 
 
 class AttemptFiles:
@@ -59,6 +68,11 @@ class AttemptFiles:
         """Return the names of existing files that the page offers for download."""
         offered = (self.job_log, self.events, self.metrics, self.machine, self.run, self.timeline)
         return [path.name for path in offered if path.is_file()]
+
+    def rank_logs(self) -> dict[int, Path]:
+        """Return the existing logs of ranks, by rank."""
+        paths = sorted(self.directory.glob("rank-*.log"))
+        return {int(found[1]): path for path in paths if (found := _RANK_LOG.fullmatch(path.name))}
 
     def rank_log(self, rank: int) -> Path:
         """Return the path of the file with the rank's stdout and stderr, byte for byte."""

@@ -1,13 +1,13 @@
 """Readers for files of the log store, while they grow or afterwards."""
 
-import json
+import os
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from ringtrain.errors import RingtrainError, in_ranges
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.fields import open_existing, rank_number, read_json
+from ringtrain_job.logs.layout import AttemptFiles, is_attempt_file
 
 _CHUNK = 1 << 20
 _LOOK_AGAIN_S = 0.2
@@ -20,37 +20,41 @@ class LogMissing(RingtrainError):
 
 
 def find_log(files: AttemptFiles, rank: int | None) -> Path:
-    """Return the path of the log of `rank` (None: of all ranks). Raises LogMissing if it does not exist."""
+    """Return the path of the log of `rank` (None: of all ranks). Raises LogMissing if it cannot be read."""
     path = files.job_log if rank is None else files.rank_log(rank)
-    if path.exists():
+    if path.is_file() and os.access(path, os.R_OK):
         return path
+    if path.exists():
+        raise LogMissing(f"{path} is not a file that you may read")
     if not files.directory.is_dir():
         kept = sorted(int(p.name) for p in files.directory.parent.glob("*") if p.name.isdecimal())
         raise LogMissing(f"{files.directory} does not exist; attempts with logs: {in_ranges(kept)}")
-    ranks = sorted(int(p.stem.removeprefix("rank-")) for p in files.directory.glob("rank-*.log"))
-    raise LogMissing(f"{path.name} does not exist; expected a rank that has written something: {in_ranges(ranks)}")
+    ranks = in_ranges(files.rank_logs())
+    if rank is None:
+        raise LogMissing(f"{path} is missing; --rank prints the output of one rank: {ranks}")
+    raise LogMissing(f"{path.name} does not exist; expected a rank that has written something: {ranks}")
 
 
-def find_logs(where: Path) -> list[Path]:
-    """Return the paths of merged logs (job.log) in `where` or some levels below it."""
-    return [log for depth in range(_DEEPEST + 1) for log in where.glob("*/" * depth + "job.log")]
-
-
-def read_outcome(files: AttemptFiles) -> dict[str, Any] | None:
-    """Return the stored outcome of an attempt; None if its launcher has not written one."""
+def find_attempts(where: Path, levels: int = _DEEPEST) -> Iterator[AttemptFiles]:
+    """Yield the attempts whose folder is `where` or at most `levels` levels below it."""
     try:
-        found = json.loads(files.outcome.read_text())["message"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return found if isinstance(found, dict) else None
+        with os.scandir(where) as entries:
+            found = list(entries)
+    except OSError:
+        return
+    if any(is_attempt_file(entry.name) for entry in found):
+        yield AttemptFiles(where)
+    for entry in found:
+        if levels and entry.is_dir():
+            yield from find_attempts(where / entry.name, levels - 1)
 
 
 def read_log_members(files: AttemptFiles) -> frozenset[int]:
     """Return the slots that were in an elastic job's last world; empty for other jobs."""
-    try:
-        return frozenset(int(member["slot"]) for member in json.loads(files.generations.read_text())["members"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return frozenset()
+    found = read_json(files.generations)
+    members = found.get("members") if isinstance(found, dict) else None
+    slots = [member.get("slot") for member in members if isinstance(member, dict)] if isinstance(members, list) else []
+    return frozenset(slot for slot in map(rank_number, slots) if slot is not None)
 
 
 def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterator[bytes]:
@@ -67,10 +71,11 @@ def follow_log(path: Path, position: int, is_over: Callable[[], bool]) -> Iterat
 
 
 def read_log_from(path: Path, position: int) -> Iterator[bytes]:
-    """Yield the content of `path` from byte `position` on; nothing if the file does not exist."""
-    if not path.exists():
+    """Yield the content of `path` from byte `position` on; nothing if the file cannot be read."""
+    file = open_existing(path)
+    if file is None:
         return
-    with path.open("rb") as file:
+    with file:
         file.seek(position)
         while chunk := file.read(_CHUNK):
             yield chunk
@@ -78,9 +83,10 @@ def read_log_from(path: Path, position: int) -> Iterator[bytes]:
 
 def log_tail_position(path: Path, lines: int) -> int:
     """Return the byte position in `path` where its last `lines` lines begin."""
-    if not path.exists():
+    file = open_existing(path)
+    if file is None:
         return 0
-    with path.open("rb") as file:
+    with file:
         position, seen = file.seek(0, 2), 0
         if lines == 0:
             return position

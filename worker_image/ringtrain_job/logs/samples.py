@@ -1,12 +1,12 @@
 """Samples of the resource use of workers, which agents send and the launcher stores in `machine.jsonl`."""
 
-import json
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from ringtrain_job.logs.fields import open_existing, parse_json
 
 
 @dataclass(frozen=True)
@@ -61,13 +61,13 @@ def read_sample(value: object) -> MachineSample | None:
 
 def read_samples(path: Path) -> Iterator[MachineSample]:
     """Yield the samples in the file `path`, without malformed lines; none if the file is missing."""
-    if not path.exists():
+    file = open_existing(path)
+    if file is None:
         return
-    with path.open("rb") as lines:
-        for line in lines:
-            with suppress(ValueError):
-                if (sample := read_sample(json.loads(line))) is not None:
-                    yield sample
+    with file:
+        for line in file:
+            if (sample := read_sample(parse_json(line))) is not None:
+                yield sample
 
 
 def _read_sample_field(found: dict[str, Any]) -> MachineSample:

@@ -15,7 +15,7 @@ from ringtrain_job.logs import journal
 from ringtrain_job.logs.journal import JournalEntry, LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.records import TAIL_BYTES, last_record_lines, prefixed_records, rank_of_line, skip_records
-from ringtrain_job.logs.reports import BadReport, parse_report
+from ringtrain_job.logs.reports import BadReport, parse_report, stored_reports
 from ringtrain_job.logs.samples import MachineSample, read_samples
 
 log = logging.getLogger(__name__)
@@ -135,14 +135,8 @@ class LogStore:
             self._lock.release()
 
     def rows(self) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Yield (rank, report) for each stored report."""
-        if not self.files.metrics.exists():
-            return
-        with self.files.metrics.open("rb") as rows:
-            for row in rows:
-                with suppress(BadReport, KeyError, TypeError, ValueError):  # a line damaged by a crash of the machine
-                    report = parse_report(row)
-                    yield int(json.loads(row)["rank"]), report
+        """Yield (rank, report) for each stored report, except lines that a crash of the machine has damaged."""
+        return stored_reports(self.files.metrics)
 
     def samples(self) -> Iterator[MachineSample]:
         """Yield the stored samples of the workers' resource use."""
@@ -254,9 +248,8 @@ class LogStore:
             self._last[stream, rank] = entry.last
             if stream is LogStream.LOG:
                 _cut_log_file(self.files.rank_log(rank), entry.own_size)
-        for path in directory.glob("rank-*.log"):
-            number = path.stem.removeprefix("rank-")
-            if number.isdecimal() and (LogStream.LOG, int(number)) not in state.entries:
+        for rank, path in self.files.rank_logs().items():
+            if (LogStream.LOG, rank) not in state.entries:
                 _cut_log_file(path, 0)
         _cut_log_file(self.files.job_log, state.job_size)
         _cut_log_file(self.files.metrics, state.metrics_size)

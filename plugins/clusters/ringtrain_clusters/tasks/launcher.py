@@ -29,8 +29,8 @@ from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_clusters.tasks.plan import TaskRun, TaskWorldBounds
 from ringtrain_job.cli.certificates import write_secrets
+from ringtrain_job.launcher.outcome import read_outcome
 from ringtrain_job.logs.layout import AttemptFiles
-from ringtrain_job.logs.reading import read_outcome
 
 _START_TIMEOUT_S: Final = 600.0
 _POLL_S: Final = 0.1

@@ -66,6 +66,25 @@ def test_a_name_is_found_again(runs: Path) -> None:
         assert (again.name, again.files.directory) == (run.name, run.files.directory)
 
 
+def test_a_name_with_control_characters(runs: Path) -> None:
+    """No name ends a line or controls the terminal; the printed name leads to the run."""
+    attempt = _attempt(runs / "local/a\n\x1b[31mb/1", 2000.0)
+    name = find_runs(runs)[0].name
+    assert name == "a\ufffd\ufffd[31mb"
+    assert find_attempt(name, runs).directory == attempt
+
+
+@pytest.mark.parametrize("name", [".outcome.json", "events.jsonl", "metrics.jsonl", "rank-0000.log"])
+def test_a_run_without_its_log(runs: Path, name: str) -> None:
+    """People delete job.log, often the largest file; any other file of a run shows that it is one."""
+    attempt = runs / "local/lr-0.1/1"
+    for path in attempt.iterdir():
+        path.unlink()
+    (attempt / name).touch()
+    assert find_runs(runs)[-1].name == "lr-0.1"
+    assert find_attempt("lr-0.1", runs).directory == attempt
+
+
 def test_a_copied_run_does_not_become_the_newest(runs: Path) -> None:
     """`cp -r` gives its files a new time, but the run began when it did: every command has the order of the list."""
     for copied in ("hello-b", "a-copy"):

@@ -54,6 +54,18 @@ def test_the_tail_begins_where_its_lines_begin(tmp_path: Path, content: bytes, l
     assert b"".join(read_log_from(path, log_tail_position(path, lines))) == end
 
 
+def test_a_rank_that_printed_nothing(files: AttemptFiles) -> None:
+    """`ringtrain logs` says so of a rank of the run. Another number, and a log that was deleted, are errors."""
+    files.outcome.write_text(json.dumps({"message": {"outcome": "Succeeded", "worldSize": 4}}))
+    files.job_log.unlink()
+    words = ["logs", str(files.directory), "--rank"]
+    runner = CliRunner(env={"RINGTRAIN_JOB_NAME": None})
+    silent, other, merged = (runner.invoke(main, one) for one in ([*words, "1"], [*words, "4"], words[:-1]))
+    assert (silent.exit_code, silent.stdout, silent.stderr) == (0, "", "rank 1 has printed nothing\n")
+    assert (other.exit_code, other.stderr) == (1, "Error: rank 4 does not exist; expected 0 to 3\n")
+    assert merged.stderr == f"Error: {files.job_log} is missing; --rank prints the output of one rank: 0, 3\n"
+
+
 def test_a_growing_log_is_followed_to_its_end(tmp_path: Path) -> None:
     """Reading starts before the file exists, ends with the attempt, and omits nothing."""
     path, over = tmp_path / "log", threading.Event()
