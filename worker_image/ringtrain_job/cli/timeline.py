@@ -1,17 +1,39 @@
 """The command `ringtrain timeline FILE`, which prints the parts of each rank's step time."""
 
-import json
+import math
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
+from ringtrain_job.logs.fields import (
+    Check,
+    complete_fields,
+    number_to,
+    plain_text,
+    rank_number,
+    read_json,
+    whole_number,
+)
+
 # Categories of spans in which all ranks participate, so that ranks can be compared.
 _COLLECTIVES = ("collective", "shared memory")
+
+# Fields of a span. Times are in microseconds.
+_SPAN: Final[Mapping[str, Check]] = {
+    "ph": lambda value: "X" if value == "X" else None,
+    "pid": rank_number,
+    "ts": partial(number_to, 2**53),
+    "dur": partial(number_to, 2**53),
+    "cat": plain_text,
+    "name": plain_text,
+    "args": lambda value: value if isinstance(value, dict) else None,
+}
 
 Interval = tuple[float, float]
 Collective = tuple[str, int, int]
@@ -52,14 +74,14 @@ def timeline(file: Path) -> None:
 
 
 def _read_timeline(file: Path) -> dict[int, RankTimes]:
-    try:
-        events = json.loads(file.read_bytes())
-        ranks: dict[int, RankTimes] = defaultdict(RankTimes)
-        for event in events:
-            if event["ph"] == "X":
-                _add_span(ranks[int(event["pid"])], event)
-    except (ValueError, KeyError, TypeError) as exc:
-        raise click.ClickException(f"{file} is not a timeline of ringtrain ({type(exc).__name__}: {exc})") from exc
+    """Return the valid spans in `file`, by rank."""
+    events = read_json(file)
+    if not isinstance(events, list):
+        raise click.ClickException(f"{file} is not a timeline; pass the file that RINGTRAIN_TIMELINE named in a run")
+    ranks: dict[int, RankTimes] = defaultdict(RankTimes)
+    for event in events:
+        if (span := complete_fields(event, _SPAN)) is not None:
+            _add_span(ranks[span["pid"]], span)
     if not any(times.steps for times in ranks.values()):
         raise click.ClickException(
             f"{file} contains no step; call step() of a HostOptimizer or DistributedOptimizer in the run"
@@ -67,15 +89,16 @@ def _read_timeline(file: Path) -> dict[int, RankTimes]:
     return ranks
 
 
-def _add_span(times: RankTimes, event: dict[str, Any]) -> None:
-    interval = event["ts"], event["ts"] + event["dur"]
-    if event["cat"] == "step":
+def _add_span(times: RankTimes, span: dict[str, Any]) -> None:
+    interval = span["ts"], span["ts"] + span["dur"]
+    if span["cat"] == "step":
         times.steps.append(interval)
-    elif event["cat"] in _COLLECTIVES and "sequence" in event["args"]:
-        args = event["args"]
-        times.collectives[event["name"], args["set"], args["sequence"]] = interval
+    elif span["cat"] in _COLLECTIVES and "sequence" in span["args"]:
+        of, number = (whole_number(span["args"].get(name)) for name in ("set", "sequence"))
+        if of is not None and number is not None:
+            times.collectives[span["name"], of, number] = interval
     else:
-        times.spans[event["cat"]].append(interval)
+        times.spans[span["cat"]].append(interval)
 
 
 def last_starts(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float, int]]:
@@ -89,11 +112,12 @@ def last_starts(ranks: Mapping[int, RankTimes]) -> dict[Collective, tuple[float,
 
 def rank_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) -> TimelineShares | None:
     """Return the parts of a rank's step time; None if it has no step. The first of several steps is omitted."""
-    steps = times.steps[1:] or times.steps
-    if not steps:
-        return None
+    every = _disjoint(times.steps)
+    steps = every[1:] or every
     batches, backward, forward = (_clipped(times.spans[name], steps) for name in ("batch", "backward", "forward"))
     total = _total_length(steps)
+    if not total:
+        return None
     if batches:  # a compiled graph runs the whole batch: passes and collectives overlap
         return TimelineShares(
             len(steps),
@@ -103,16 +127,20 @@ def rank_shares(times: RankTimes, last: Mapping[Collective, tuple[float, int]]) 
         )
     ends = [end for _, end in backward]
     # The rest of a step after its last backward pass is the part of the update that was not overlapped.
-    exposed = [(ends[index - 1], end) for _, end in steps if (index := bisect_right(ends, end))]
+    lasts = [(begin, bisect_right(ends, end), end) for begin, end in steps]
+    exposed = [(ends[count - 1], end) for begin, count, end in lasts if count and ends[count - 1] > begin]
     waits: dict[int, float] = defaultdict(float)
-    for key, (began, ended) in times.collectives.items():
-        late_began, late = last[key]
-        waits[late] += _total_length(_clipped([(began, min(ended, late_began))], exposed))
+    counted = -math.inf
+    for (began, ended), (late_began, late) in sorted((times.collectives[key], last[key]) for key in times.collectives):
+        until = min(ended, late_began)
+        if until > counted:
+            waits[late] += _total_length(_clipped([(max(began, counted), until)], exposed))
+            counted = until
     # Parts below 0.5 % are noise.
     waits = {late: part for late, part in sorted(waits.items()) if part >= 0.005 * total}
-    passes, update = _total_length(forward) + _total_length(backward), _total_length(exposed)
+    busy, update = _total_length(_disjoint([*forward, *backward, *exposed])), _total_length(exposed)
     early = "input" if forward else "input and forward"
-    parts = {early: total - passes - update} | ({"forward": _total_length(forward)} if forward else {})
+    parts = {early: total - busy} | ({"forward": busy - _total_length(backward) - update} if forward else {})
     parts |= {"backward": _total_length(backward), "update": update - sum(waits.values())}
     return TimelineShares(len(steps), total, parts, waits)
 
@@ -121,12 +149,22 @@ def _clipped(intervals: Sequence[Interval], limits: Sequence[Interval]) -> list[
     """Return the parts of `intervals` that lie within `limits`, which are sorted and disjoint."""
     begins = [begin for begin, _ in limits]
     found = []
-    for a, b in sorted(intervals):
+    for a, b in _disjoint(intervals):
         for begin, end in limits[max(bisect_right(begins, a) - 1, 0) :]:
             if begin >= b:
                 break
             if a < end:
                 found.append((max(a, begin), min(b, end)))
+    return found
+
+
+def _disjoint(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return `intervals` in order of time, without the parts that earlier ones cover."""
+    found, covered = [], -math.inf
+    for begin, end in sorted(intervals):
+        if end > covered:
+            found.append((max(begin, covered), end))
+            covered = end
     return found
 
 
@@ -137,6 +175,6 @@ def _total_length(intervals: Sequence[Interval]) -> float:
 def describe_timeline(found: TimelineShares) -> str:
     """Return a rank's shares of the step time as one line of text."""
     waits = {f"waiting for rank {late}": part for late, part in found.waits.items()}
-    shown = ", ".join(f"{name} {100 * part / found.total:.0f} %" for name, part in {**found.parts, **waits}.items())
+    shown = ", ".join(f"{name} {round(100 * part / found.total)} %" for name, part in {**found.parts, **waits}.items())
     steps = f"{found.steps} step{'s' * (found.steps != 1)}"
     return f"{steps} of {found.total / found.steps / 1000:.3g} ms: {shown}"

@@ -51,6 +51,16 @@ def test_another_file(tmp_path: Path, content: str) -> None:
     assert (result.exit_code, result.output.startswith(f"Error: {tmp_path / 'file'} ")) == (1, True)
 
 
+def test_a_file_that_was_edited(tmp_path: Path) -> None:
+    """Invalid spans are missing, a step without a backward pass has no update, and no time counts twice."""
+    steps = [span(0, "step", at, at + 100) for at in (0, 100, 200)]
+    wrong = [{**steps[1], "ts": 10**400}, {**steps[1], "pid": -1}, {**steps[1], "dur": "x"}, {**steps[1], "ph": 5}]
+    passes = [span(0, "forward", 110, 160), span(0, "forward", 130, 170), span(0, "backward", 150, 190)]
+    assert output(tmp_path / "file", *steps, *wrong, *passes, collective(0, 1, 290, 310)) == (
+        "rank 0: 2 steps of 100 ms: input 55 %, forward 20 %, backward 20 %, update 5 %\n"
+    )
+
+
 def test_a_run_without_an_optimizer(tmp_path: Path) -> None:
     """Says what a step is."""
     assert "contains no step; call step()" in output(tmp_path / "file", collective(0, 1, 0, 1))
