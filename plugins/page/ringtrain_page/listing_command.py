@@ -12,6 +12,7 @@ import click
 
 from ringtrain.shared.formats import counted
 from ringtrain_job.cli.runs import STATE_COLOURS, Run, find_run, find_runs, no_runs_text, runs_option
+from ringtrain_job.logs.fields import printable_text
 from ringtrain_page.comparison import MOST_COMPARED, comparison_document
 from ringtrain_page.document import page
 
@@ -65,7 +66,9 @@ def compare_runs(names: tuple[str, ...], runs: Path, html: Path | None) -> None:
     if not 2 <= len(names) <= MOST_COMPARED:
         raise click.UsageError(f"cannot compare {counted(len(names), 'run')}; expected 2 to {MOST_COMPARED}")
     found = comparison_document([find_run(name, runs) for name in names])
-    rows = [[name, *row] for name, row in zip(found["runs"], found["rows"], strict=True)]
+    # Each part of the table repeats the names, so that they get half of a narrow terminal.
+    most = max(_FEWEST_CHARACTERS, _terminal_width() // 2 - len(_BETWEEN))
+    rows = [[_with_middle_cut(name, most), *row] for name, row in zip(found["runs"], found["rows"], strict=True)]
     _print_table([["name", *found["columns"]], *rows])
     if not found["differ"]:
         click.echo("the runs have the same settings")
@@ -130,6 +133,7 @@ def _print_table(rows: Sequence[Sequence[str]]) -> None:
     On a terminal, columns that do not fit are printed below as further parts, each of which repeats the first column.
     """
     room = _terminal_width()
+    rows = [[printable_text(cell) for cell in row] for row in rows]  # settings may contain line breaks
     if room < sys.maxsize:
         cut = _MOST_CHARACTERS
         rows = [[row[0], *(cell if len(cell) <= cut else f"{cell[: cut - 1]}…" for cell in row[1:])] for row in rows]

@@ -176,6 +176,11 @@ def test_a_long_name_leaves_room_for_the_other_columns(tmp_path: Path) -> None:
     assert _ringtrain(tmp_path, "list", "-o", "name").stdout.startswith(
         "digits-of-a-convolution-with-a-long-name-3f2a\n"
     )
+    command = f"stty cols 80; {sys.executable} -m ringtrain compare digits-of-a-convolution-with-a-long-name-3f2a t"
+    done = completed(["script", "-qec", command, "/dev/null"], cwd=tmp_path, env={**os.environ, "NO_COLOR": "1"})
+    head, shown, *_ = done.stdout.splitlines()
+    assert head.split() == ["name", "state", "ranks", "steps", "loss", "speed"]
+    assert re.match(r"digits-\S*…\S*-3f2a  Succeeded  2      300/300  0.4213$", shown)
 
 
 async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
