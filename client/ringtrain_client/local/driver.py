@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
+from ringtrain_operator.build import BuildSettings
 from ringtrain_operator.observe.model import Observed
 from ringtrain_operator.plan import PlannedEvent, plan_object
 from ringtrain_operator.status.model import JobStatus, parse_status
@@ -63,7 +64,7 @@ class LocalDriver:
         events = self._refusal_events()
         while True:
             observed = self.cluster.observe()
-            plan = plan_object(self.cluster.job, observed, datetime.now(UTC))
+            plan = plan_object(self.cluster.job, observed, datetime.now(UTC), BuildSettings())
             deleted = self.cluster.apply(plan)
             self.display.show(JobView(self.cluster.job, self._status(), observed, (*events, *plan.events)))
             events = ()

@@ -48,7 +48,7 @@ def plan_object(
     obj: Mapping[str, Any],
     observed: Observed,
     now: datetime,
-    settings: BuildSettings | None = None,
+    settings: BuildSettings,
 ) -> Plan:
     """Return the plan for a job as read from the API. An invalid spec becomes Accepted=False.
 
@@ -56,7 +56,6 @@ def plan_object(
     job that never ran has changed. A running job was accepted before, perhaps by an operator with another schema
     version.
     """
-    settings = settings or BuildSettings()
     status = parse_status(observed.status)
     suspended, accepted = status.is_true("Suspended"), status.condition("Accepted")
     try:

@@ -11,7 +11,6 @@ from support.lines import JSON_VALUES, TEXTS, nested
 from support.planworld import World, started
 
 from ringtrain_operator.observe.pods import by_index, read_report
-from ringtrain_operator.plan import plan_object
 
 UNLIMITED = settings(max_examples=60)
 SAID: dict[str, Any] = {"version": 1, "attempt": 1, "worldSize": 2, "ranksSucceeded": 2}
@@ -97,4 +96,4 @@ def _settles(w: World) -> None:
     w.settle()
     status = w.job["status"]
     json.dumps(status, allow_nan=False, ensure_ascii=False).encode()
-    assert plan_object(w.job, w.observed(), w.now).status is None
+    assert w.plan().status is None
