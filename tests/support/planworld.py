@@ -122,8 +122,10 @@ class World:
         conditions.append({**told, "lastTransitionTime": format_time(self.now)})
 
     def plan(self) -> Plan:
-        """Return the plan for the current state."""
-        return plan_object(self.job, self.observed(), self.now, FIXED)
+        """Return the plan for the current state. It has all that is due: it never requests another plan at once."""
+        plan = plan_object(self.job, self.observed(), self.now, FIXED)
+        assert plan.requeue_after_s != 0, plan
+        return plan
 
     def apply(self, plan: Plan, writes: int | None = None) -> None:
         """Write what the plan says in its order; die after so many writes if `writes` is given."""

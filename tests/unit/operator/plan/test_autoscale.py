@@ -119,6 +119,17 @@ def test_a_short_wait_changes_nothing() -> None:
     assert played.changes == []
 
 
+@pytest.mark.parametrize("waited", [0.25, 0.2, 0.125])
+def test_a_wait_between_half_the_target_and_the_target_changes_nothing(waited: float) -> None:
+    """Both bounds included. A tendency to more or fewer data workers ends."""
+    bounds = Autoscale(max_replicas=16, target_wait_fraction=0.25)
+    scale = DataScale(replicas=4, asked=4, workers=2)
+    seen = MeasuredDataWorkers(waited, True, 2)
+    for tendency in ("above_since", "below_since"):
+        earlier = scale.model_copy(update={tendency: START})
+        assert next_data_workers_scale(bounds, earlier, seen, START + timedelta(hours=1)) == scale
+
+
 def test_what_is_not_measured_changes_nothing() -> None:
     """Between attempts, or while the launcher is away, nothing is learned, and a tendency ends."""
     bounds, now = Autoscale(max_replicas=16), START

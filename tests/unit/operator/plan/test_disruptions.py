@@ -177,6 +177,22 @@ def test_a_silent_pod_on_a_node_that_lives_is_one_restart() -> None:
     assert (w.status.attempt, w.status.restarts, w.status.disruptions, len(w.pods)) == (2, 1, 0, 3)
 
 
+@pytest.mark.parametrize(("code", "restarts"), [(None, 0), (1, 1)], ids=["no-exit-code", "exit-code"])
+def test_a_pod_that_failed_on_a_node_that_is_lost_counts_if_it_has_an_exit_code(
+    code: int | None, restarts: int
+) -> None:
+    """The control plane marks a lost node's pods as failed, and nobody knows how their containers ended."""
+    w = running()
+    w.nodes["node-of-digits-worker-1"] = False
+    w.pods["digits-worker-1"]["status"]["phase"] = "Failed"
+    if code is not None:
+        w.pod_ends("digits-worker-1", code)
+    w.report = None
+    w.run(seconds=31)
+    w.go_on()
+    assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, restarts, 1 - restarts)
+
+
 def test_a_dead_nodes_pods_are_deleted_by_force() -> None:
     """A minute after its grace period a Terminating pod of a dead node is removed, so that the gang goes on."""
     w = running()

@@ -82,6 +82,15 @@ def test_a_worker_that_failed_waits_for_the_launchers_word(w: World) -> None:
     assert w.messages("WorkerLost") == []
 
 
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_no_pod_is_made_for_an_attempt_that_ends(w: World, phase: str) -> None:
+    """The launcher says so before its pod ends; a worker that is gone meanwhile is not missed."""
+    w.launcher_says(phase)
+    del w.pods[VICTIM]
+    w.run(seconds=10)
+    assert VICTIM not in w.pods
+
+
 def test_workers_that_the_launcher_stopped_wait_longer(w: World) -> None:
     """Exit code 75 says that the attempt ends."""
     w.pod_ends(VICTIM, contract.EXIT_GANG_STOPPED)
@@ -318,17 +327,26 @@ def test_an_operator_that_died_before_it_made_a_pod_infers_no_loss(w: World) -> 
     assert w.messages("WorkerLost") == []
 
 
-def test_a_refused_pod_keeps_its_number(w: World) -> None:
-    """As long as the API refuses it, nothing changes in the status, and Degraded says why."""
+@pytest.mark.parametrize(
+    ("refused", "number"),
+    [(ObjectRef("Pod", VICTIM), 2), (ObjectRef("Secret", "digits-0a1b2c3d"), 2), (ObjectRef("Pod", "other"), 4)],
+    ids=["pod", "secret", "another-pod"],
+)
+def test_a_refused_pod_keeps_its_number(w: World, refused: ObjectRef, number: int) -> None:
+    """As long as the API refuses it, or what all pods need, nothing changes in the status, and Degraded says why.
+
+    Of a pod that the API did not refuse, each try has another number: the operator cannot know that it never ran.
+    """
     del w.pods[VICTIM]
     w.apply(w.plan(), writes=1)
     w.world_is(2, 2, unseen=True)
-    w.refusals = (Refusal(ObjectRef("Pod", VICTIM), 403, "Forbidden", "exceeded quota: pods"),)
+    w.refusals = (Refusal(refused, 403, "Forbidden", "exceeded quota"),)
     w.apply(w.plan(), writes=1)
     first = w.plan()
-    assert first.status is None
-    assert [obj["metadata"]["labels"][contract.LABEL_INCARNATION] for obj in first.create] == ["2"]
-    assert condition(w, "Degraded")[:2] == ("True", "CreationRefused")
+    assert (first.status is None) == (number == 2)
+    assert [obj["metadata"]["labels"][contract.LABEL_INCARNATION] for obj in first.create][-1:] == [str(number)]
+    if number == 2:
+        assert condition(w, "Degraded")[:2] == ("True", "CreationRefused")
 
 
 def test_losses_of_one_worker_are_followed_by_longer_and_longer_pauses(w: World) -> None:

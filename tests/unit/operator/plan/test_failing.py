@@ -9,6 +9,7 @@ from support.planworld import World, condition, running, settled, started, world
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.contract import KILLED_FOR_MEMORY
 from ringtrain_operator.observe.model import Foreign
+from ringtrain_operator.plan.ledger import STEADY_S
 from ringtrain_operator.status.model import format_time
 
 
@@ -43,10 +44,10 @@ def test_backoff_limit() -> None:
 
 
 def test_delays_double_and_start_over_after_a_steady_attempt() -> None:
-    """None, 2, 4 seconds for quick failures; none again after ten minutes of running."""
+    """None, 2, 4, 8 seconds for quick failures; none again after `STEADY_S` of running."""
     w = running(backoffLimit=10)
     waits = []
-    for steady in (0, 0, 0, 700):
+    for steady in (0, 0, 0, STEADY_S - 1, STEADY_S):
         w.run(seconds=steady)
         w.launcher_ends(1)
         due = w.status.ledger.restart_not_before
@@ -56,7 +57,7 @@ def test_delays_double_and_start_over_after_a_steady_attempt() -> None:
         assert bool(w.pods) is not bool(waits[-1])
         w.run(seconds=10)
         w.start_gang()
-    assert waits == [0, 2, 4, 0]
+    assert waits == [0, 2, 4, 8, 0]
 
 
 def test_a_delay_that_a_clock_ahead_noted_is_no_longer_than_from_now() -> None:

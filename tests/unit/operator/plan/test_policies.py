@@ -157,6 +157,15 @@ def test_progress_deadline() -> None:
     assert w.status.failure.reason == "ProgressDeadlineExceeded"
 
 
+@pytest.mark.parametrize(("step", "last"), [(0, "none"), (7, "7")])
+def test_a_job_without_progress_says_its_last_step(step: int, last: str) -> None:
+    """Or that it made none."""
+    w = running(progressDeadlineSeconds=100)
+    w.launcher_says("Running", step)
+    w.run(seconds=100)
+    assert w.status.failure.message.startswith(f"no step was reported for 100 s; last step: {last}")
+
+
 def test_the_progress_deadline_counts_from_running() -> None:
     """The deadline begins when all ranks run, even if the launcher waits long for its workers."""
     w = world(progressDeadlineSeconds=20)

@@ -184,6 +184,19 @@ def test_a_deleted_workload_stops_the_job() -> None:
     assert kueue.workload is not None
 
 
+def test_a_job_that_leaves_the_queue_starts_when_its_workload_is_gone() -> None:
+    """Until then Kueue may still reserve quota for it."""
+    described, kueue = job(), PlayedKueue()
+    described["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "by-label"}
+    w = settled(described, kueue=kueue)
+    w.job["metadata"]["labels"] = {}
+    while kueue.workload is not None:
+        assert (w.status.attempt, w.pods) == (0, {})
+        w.apply(w.plan())
+    w.settle()
+    assert (w.status.attempt, len(w.pods), condition(w, "Queued")[:2]) == (1, 3, ("False", "Dequeued"))
+
+
 def test_another_number_of_workers_goes_through_the_queue() -> None:
     """Quota for two is not quota for three."""
     w, kueue = running()

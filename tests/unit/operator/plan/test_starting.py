@@ -273,9 +273,13 @@ def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
     """After seconds; the job tries again now and then, and nothing counts."""
     w = World(job(runPolicy={"backoffLimit": 0}))
     w.refusals = (Refusal(ObjectRef("Pod", refused), 403, "Forbidden", "exceeded quota: none left"),)
-    for seconds in (0, 0, 0, 11, 0, 0):
-        w.now += timedelta(seconds=seconds)
-        w.apply(w.plan())
+    for is_due in (False, False, False, True, False, False):
+        plan = w.plan()
+        if is_due:
+            assert plan.requeue_after_s is not None
+            w.now += timedelta(seconds=plan.requeue_after_s)
+            plan = w.plan()
+        w.apply(plan)
         w.pods.pop(refused, None)
     assert (w.pods, w.status.state, w.status.attempt) == ({}, "Queued", 2)
     assert condition(w, "Running")[1] == "QuotaExceeded"
@@ -285,6 +289,17 @@ def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
     w.start_gang()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
     assert (w.status.ledger.refused, w.status.ledger.waits_since) == ("", None)
+
+
+def test_a_gang_keeps_its_pods_if_something_else_than_a_pod_is_refused() -> None:
+    """A quota for Secrets does not say that the rest of the gang will find no room."""
+    w = World(job())
+    w.refusals = (Refusal(ObjectRef("Secret", "digits-0a1b2c3d"), 403, "Forbidden", "exceeded quota: none left"),)
+    for seconds in (0, 0, 0, 11, 0, 0):
+        w.now += timedelta(seconds=seconds)
+        w.pods.pop("digits-worker-1", None)
+        w.apply(w.plan())
+    assert (len(w.pods), w.status.attempt, w.status.ledger.refused_since) == (3, 1, None)
 
 
 def test_a_job_that_never_ran_is_corrected() -> None:

@@ -1,5 +1,6 @@
 """A job's spec laid over a template's."""
 
+from hashlib import sha256
 from typing import Any
 
 import pytest
@@ -137,6 +138,7 @@ def test_the_template_that_a_job_keeps() -> None:
     """It counts for as long as the job names it; another description is no other template."""
     known = read_template(template({"backend": "mpi"}, description="for all"))
     assert known.hash == read_template(template({"backend": "mpi"})).hash != Template("", "", {}).hash
+    assert known.hash == sha256(b'{"backend": "mpi"}').hexdigest()[:16], "jobs store it, and later operators compare it"
     status = {"template": {"kind": known.kind, "name": known.name, "hash": known.hash, "spec": known.spec}}
     assert resolved_job_spec({**job(), "status": status})["spec"] == {"backend": "mpi"}
     whole = {"template": {**status["template"], "spec": train(image="i", command=["python"])}}
