@@ -113,6 +113,21 @@ def test_ranks_that_leave_by_plan_hand_over_their_shards(leaving: list[int]) -> 
     assert run_threads(_go_on, len(former), opts, former, AdamW(0.1)) == [expected[1:]] * len(former)
 
 
+@pytest.mark.parametrize("compression", ["int8", "bf16", "fp16"])
+def test_a_replica_follows_compressed_updates(compression: str) -> None:
+    """The shard of a lost rank has the bits that its owner sent to all ranks."""
+    opts = run_threads(_trained, 3, AdamW(0.1), {"compression": compression})
+    before = run_threads(lambda group: _bits(opts[group.rank]), 3)[0]
+
+    def reform(group: MemoryGroup) -> Bits:
+        joins = group.rank == 1
+        opt = _optimizer(UnjoinedOptimizerGroup(), AdamW(0.1), compression=compression) if joins else opts[group.rank]
+        opt.reform(group, [0, None, 2])
+        return _bits(opt)
+
+    assert run_threads(reform, 3) == [before] * 3
+
+
 @pytest.mark.parametrize("former", [[2, 0, 1], [1, 0]], ids=str)
 def test_what_compression_owes_moves_with_its_rank(former: list[int]) -> None:
     """Scaled with the size of the world, so that each rank's part counts as much as before."""
@@ -189,7 +204,11 @@ def test_only_the_last_update_can_be_undone() -> None:
     ],
 )
 def test_memory_that_changes_is_found(redundancy: int, where: str, ranks: tuple[int, ...], message: str) -> None:
-    """On every rank. A bit flips in the part that is checked at that time, or (`unseen`) in another part."""
+    """On every rank. A bit flips in the part that is checked at that time, or (`unseen`) in another part.
+
+    Ranks compare after each `EVERY` updates, and not in between: that would be a collective in each update.
+    """
+    found_after = []
 
     def train(group: MemoryGroup) -> None:
         opt = _optimizer(group, AdamW(0.1), redundancy=redundancy)
@@ -200,9 +219,13 @@ def test_memory_that_changes_is_found(redundancy: int, where: str, ranks: tuple[
             of_bucket = (mirror.values if where == "replica" else context.arenas.own_values)(bucket)
             values = of_bucket["weights"] if where == "weights" else list(of_bucket.values())[-1]
             values.view(np.uint8)[-3] ^= 16
-        _train(opt, 2 * PARTS + EVERY)
+        try:
+            _train(opt, 2 * PARTS + EVERY)
+        finally:
+            found_after.append(opt.updates % EVERY)
 
     with pytest.raises(StateCorrupt) as error:
         run_threads(train, 3)
     assert error.value.ranks == ranks
     assert message in str(error.value)
+    assert found_after == [0, 0, 0]

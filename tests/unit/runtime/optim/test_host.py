@@ -14,6 +14,8 @@ from ringtrain._core.process_groups.group import Flat, PendingCollective
 from ringtrain._core.reduction.ops import ReduceOp
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, StepDecay, Warmup
+from ringtrain.optim.arenas import ParameterArenas
+from ringtrain.optim.layout import Bucket, Layout
 from ringtrain.optim.pipeline import OptimizerStepHold
 
 DEADLINE_S = patient(60.0)
@@ -191,6 +193,20 @@ def test_a_schedule_that_gives_no_number_changes_no_weight() -> None:
     assert opt.weights["w"][0] == -2.0
 
 
+def test_only_the_numbers_of_a_rule_may_change() -> None:
+    """The next update uses them. Another kind of rule, or one that needs more state, is refused."""
+    opt = HostOptimizer({"w": np.zeros(1)}, SGD(1.0, momentum=0.5), group=_alone())
+    opt.set_rules([SGD(2.0, momentum=0.25)])
+    _step(opt, w=[1.0])
+    _step(opt, w=[1.0])
+    assert opt.weights["w"][0] == -2.0 * (1.0 + 1.25)
+    with pytest.raises(ConfigurationError, match=r"group 0: the rule is Adam\(.*, but the optimizer was created w"):
+        opt.set_rules([Adam(0.1)])
+    plain = HostOptimizer({"w": np.zeros(1)}, SGD(1.0), group=_alone())
+    with pytest.raises(ConfigurationError, match=r"needs the state \['momentum'\], which the optimizer has not alloc"):
+        plain.set_rules([SGD(1.0, momentum=0.5)])
+
+
 def test_groups_have_rules_of_one_kind() -> None:
     """As their state has one layout; the error names the group."""
     with pytest.raises(ConfigurationError, match=r"groups\[0\] has AdamW.*expected rules of one kind"):
@@ -204,6 +220,7 @@ def test_local_layers_are_each_ranks_own(rule: Any) -> None:
     def train(group: MemoryGroup) -> tuple[float, float, list[str]]:
         params = {"shared": np.full(4, 1.0 + group.rank), "own": np.full(2, 10.0 * (group.rank + 1))}
         opt = HostOptimizer(params, rule, local=("own",), clip_norm=1e-3, bucket_bytes=1, group=group)
+        assert [name for name in params if opt.is_local(name)] == ["own"]
         _step(opt, shared=np.full(4, group.rank), own=np.full(2, 1.0 + group.rank))
         return float(opt.weights["shared"][0]), float(opt.weights["own"][0]), group.calls
 
@@ -304,6 +321,45 @@ def test_reduction_begins_while_the_backward_pass_goes_on() -> None:
     assert group.calls == ["reduce_scatter", "all_gather"] * 3
 
 
+class _RecordingGroup(OneOfTwo):
+    """Records kind and length of each collective, which is complete at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.moved: list[tuple[str, int]] = []
+        self.release = threading.Event()
+        self.release.set()
+
+    def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
+        self.moved.append(("reduce", buffer.size))
+        return _Held(self.release)
+
+    def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
+        self.moved.append(("gather", buffer.size))
+        return _Held(self.release)
+
+
+@pytest.mark.parametrize(
+    ("settings", "moved"),
+    [
+        ({}, ["reduce last", "reduce first", "gather first", "gather last"]),
+        ({"update_during_backward": True}, ["reduce last", "gather last", "reduce first", "gather first"]),
+        (
+            {"update_during_backward": True, "clip_norm": 1.0},
+            ["reduce last", "reduce first", "gather first", "gather last"],
+        ),
+    ],
+    ids=["in-step", "during-backward", "clipped"],
+)
+def test_weights_are_sent_in_the_order_in_which_they_are_needed(settings: dict[str, Any], moved: list[str]) -> None:
+    """The next forward pass begins with the first layer. Weights that change during the backward pass cannot wait."""
+    group, names = _RecordingGroup(), {1000: "first", 2000: "last"}
+    params = {name: np.zeros(size, np.float32) for size, name in names.items()}
+    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group, **settings)
+    _step(opt, last=np.ones(2000), first=np.ones(1000))
+    assert [f"{kind} {names[size]}" for kind, size in group.moved if size in names] == moved
+
+
 def test_a_step_accumulates_until_its_last_micro_step() -> None:
     """Neither before the first gradient nor after the update."""
     opt, found = HostOptimizer({"w": np.zeros(3)}, SGD(1.0), accumulate=2, group=_alone()), []
@@ -313,6 +369,49 @@ def test_a_step_accumulates_until_its_last_micro_step() -> None:
         found.append(opt.accumulating)
         opt.step()
     assert [*found, opt.accumulating] == [False, True, True, True, False]
+
+
+class _Device:
+    """Gradients of one rank in memory that the optimizer does not know, and the weights that come back."""
+
+    def __init__(self, group: MemoryGroup) -> None:
+        self._group = group
+        self.flat: dict[int, Flat] = {}
+        self.weights: dict[int, Flat] = {}
+
+    def attach(self, layout: Layout, arenas: ParameterArenas) -> None:
+        self._arenas, self.layout = arenas, layout
+        self.flat = {bucket.index: np.zeros_like(arenas.gradients(bucket)) for bucket in layout.buckets}
+
+    def put(self, name: str, gradient: Flat) -> None:
+        bucket, at = self.layout.locations[name]
+        self.flat[bucket.index][at.start : at.stop] = gradient
+
+    def reduce_scatter(self, bucket: Bucket) -> PendingCollective:
+        self._arenas.gradients(bucket)[:] = self.flat[bucket.index]
+        return self._group.reduce_scatter(self._arenas.gradients(bucket), bucket.bounds)
+
+    def all_gather(self, bucket: Bucket) -> PendingCollective:
+        self.weights[bucket.index] = weights = self._arenas.weights(bucket).copy()
+        return self._group.all_gather(weights, bucket.bounds)
+
+
+def test_gradients_on_devices_are_reduced_there() -> None:
+    """The optimizer learns only that they are complete. Each device gets all new weights."""
+
+    def train(group: MemoryGroup) -> list[float]:
+        device = _Device(group)
+        params = {name: np.zeros(300, np.float32) for name in ("first", "last")}
+        opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group, devices=device)
+        for name in ("last", "first"):
+            device.put(name, np.full(300, 1.0 + 2 * group.rank, np.float32))
+            opt.submit(name, None)
+        with pytest.raises(ConfigurationError, match=r'gradient\("first"\) was called, but gradients are reduced on'):
+            opt.gradient("first")
+        opt.step()
+        return sorted({float(value) for weights in device.weights.values() for value in weights})
+
+    assert run_threads(train, 2) == [[-2.0]] * 2
 
 
 @pytest.mark.parametrize(("size", "lanes"), [(1, 0), (2, 1), (3, 1)])

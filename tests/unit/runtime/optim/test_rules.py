@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.memory_group import MemoryGroup, run_threads
+from support.memory_group import MemoryGroup, Table, run_threads
 
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import LAMB, SGD, Adam, AdamW, HostOptimizer, Rule
@@ -98,6 +98,16 @@ def test_a_layer_of_zeros_moves_under_lamb() -> None:
     assert LAMB().trust_ratio(0.0, 2.0) == 1.0
     assert LAMB().trust_ratio(3.0, 0.0) == 1.0
     assert LAMB().trust_ratio(3.0, 2.0) == 1.5
+
+
+@pytest.mark.parametrize("rule", [SGD, Adam, AdamW, LAMB])
+def test_a_rule_accepts_the_smallest_numbers(rule: Callable[..., Rule]) -> None:
+    """A rate of 0 is that of a warm-up's first step, or of a group that does not learn."""
+    least = {"momentum": 0.0} if rule is SGD else {"beta1": 0.0, "beta2": 0.0}
+    opt = HostOptimizer({"w": np.ones(3)}, rule(0.0, weight_decay=0.0, **least), group=MemoryGroup(Table(1), 0))
+    opt.submit("w", np.ones(3))
+    opt.step()
+    assert opt.weights["w"].tolist() == [1.0] * 3
 
 
 @pytest.mark.parametrize(
