@@ -114,6 +114,10 @@ def test_the_plan_asks_to_be_woken_for_the_next_pod(w: World) -> None:
     w.pod_ends(NAMES[0], 1)
     w.settle()
     assert w.plan().requeue_after_s == 16
+    w.launcher_ends(0)
+    w.run(seconds=10)
+    w.go_on()
+    assert w.plan().requeue_after_s is None, "a job that has ended makes no pod"
 
 
 @pytest.mark.parametrize("writes", range(4))
@@ -215,6 +219,10 @@ def test_the_wait_is_in_the_status(w: World) -> None:
     input_is(w, 0.231, 0, 1)
     assert shape(w) == (2, 2, 0.23)
     assert w.status.progress_summary == "12/100 (12%), input-bound 23 %"
+    input_is(w, 0.9, 0, 1)
+    assert w.status.progress_summary == "12/100 (12%), input-bound 90 %"
+    input_is(w, 0.05, 0, 1)
+    assert w.status.progress_summary == "12/100 (12%), input-bound 5 %"
     input_is(w, 0.04, 0, 1)
     assert w.status.progress_summary == "12/100 (12%)"
 

@@ -4,9 +4,32 @@ from typing import Any
 
 from ring.worlds import world_of
 
+import ringtrain
 from ringtrain import elastic
 from ringtrain.elastic.running import run_fn
 from ringtrain.errors import PeerLost
+
+
+def test_reset_callbacks_run_when_the_world_has_changed() -> None:
+    """Before the function is called again, and not before its first call. Committed values are as they were."""
+    calls: list[Any] = []
+
+    @elastic.run
+    def train(state: Any) -> str:
+        calls.append(state.step)
+        state.step += 1
+        state.on_hosts_updated(0.0, 0)
+        if state.step < 3:
+            state.commit()
+        return "trained"
+
+    state: Any = elastic.State(step=1)
+    state.register_reset_callbacks([lambda: calls.append("reset")])
+    try:
+        assert train(state) == "trained"
+    finally:
+        ringtrain.shutdown()
+    assert calls == [1, "reset", 2]
 
 
 def test_without_an_agent_a_loss_ends_the_training() -> None:

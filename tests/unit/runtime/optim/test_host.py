@@ -278,11 +278,12 @@ def test_each_rank_keeps_its_share_of_the_state(size: int) -> None:
 
 
 class _HeldGroup(OneOfTwo):
-    """A world whose collectives wait for the test. `begun`: one release a reduction."""
+    """A world whose collectives wait for the test. `begun`, `sent`: one release a reduction, and a gather."""
 
-    def __init__(self) -> None:
+    def __init__(self, lanes: int = 1) -> None:
         super().__init__()
-        self.begun = threading.Semaphore(0)
+        self._lanes = lanes
+        self.begun, self.sent = threading.Semaphore(0), threading.Semaphore(0)
         self.release = threading.Event()
 
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
@@ -292,7 +293,11 @@ class _HeldGroup(OneOfTwo):
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
         self.calls.append("all_gather")
+        self.sent.release()
         return _Held(self.release)
+
+    def parallel_group(self) -> Any:
+        return self if self._lanes == 2 else None
 
 
 class _Held:
@@ -321,21 +326,45 @@ def test_reduction_begins_while_the_backward_pass_goes_on() -> None:
     assert group.calls == ["reduce_scatter", "all_gather"] * 3
 
 
+@pytest.mark.parametrize(
+    ("submitted", "calls"),
+    [
+        (["last"], ["reduce_scatter", "all_gather"]),
+        (["first", "last"], ["reduce_scatter", "reduce_scatter", "all_gather"]),
+    ],
+    ids=["incomplete", "complete"],
+)
+def test_on_two_lanes_the_next_bucket_is_reduced_if_it_is_complete(submitted: list[str], calls: list[str]) -> None:
+    """While the weights of the bucket before are sent. They do not wait for a bucket that is incomplete."""
+    group = _HeldGroup(lanes=2)
+    group.release.set()
+    params = {name: np.zeros(8, np.float32) for name in ("first", "last")}
+    opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group, update_during_backward=True)
+    for name in submitted:
+        opt.submit(name, np.ones(8, np.float32))
+    assert group.sent.acquire(timeout=DEADLINE_S)
+    assert group.calls[: len(calls)] == calls
+    if "first" not in submitted:
+        opt.submit("first", np.ones(8, np.float32))
+    assert opt.step()
+    assert sorted(group.calls) == ["all_gather"] * 2 + ["reduce_scatter"] * 2
+
+
 class _RecordingGroup(OneOfTwo):
-    """Records kind and length of each collective, which is complete at once."""
+    """Records kind, length and type of each collective, which is complete at once."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.moved: list[tuple[str, int]] = []
+        self.moved: list[tuple[str, int, str]] = []
         self.release = threading.Event()
         self.release.set()
 
     def reduce_scatter(self, buffer: Flat, bounds: Sequence[int], op: ReduceOp = ReduceOp.Sum) -> PendingCollective:
-        self.moved.append(("reduce", buffer.size))
+        self.moved.append(("reduce", buffer.size, buffer.dtype.name))
         return _Held(self.release)
 
     def all_gather(self, buffer: Flat, bounds: Sequence[int]) -> PendingCollective:
-        self.moved.append(("gather", buffer.size))
+        self.moved.append(("gather", buffer.size, buffer.dtype.name))
         return _Held(self.release)
 
 
@@ -357,7 +386,18 @@ def test_weights_are_sent_in_the_order_in_which_they_are_needed(settings: dict[s
     params = {name: np.zeros(size, np.float32) for size, name in names.items()}
     opt = HostOptimizer(params, SGD(1.0), bucket_bytes=1, group=group, **settings)
     _step(opt, last=np.ones(2000), first=np.ones(1000))
-    assert [f"{kind} {names[size]}" for kind, size in group.moved if size in names] == moved
+    assert [f"{kind} {names[size]}" for kind, size, _ in group.moved if size in names] == moved
+
+
+@pytest.mark.parametrize(
+    ("compression", "dtype"), [(None, "float32"), ("bf16", "bfloat16"), ("fp16", "float16")], ids=str
+)
+def test_compressed_gradients_and_weights_are_sent_in_half_of_the_bytes(compression: str | None, dtype: str) -> None:
+    """In the type that the setting names."""
+    group = _RecordingGroup()
+    opt = HostOptimizer({"w": np.zeros(1000, np.float32)}, SGD(1.0), compression=compression, group=group)
+    _step(opt, w=np.ones(1000))
+    assert group.moved == [("reduce", 1000, dtype), ("gather", 1000, dtype)]
 
 
 def test_a_step_accumulates_until_its_last_micro_step() -> None:
