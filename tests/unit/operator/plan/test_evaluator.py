@@ -218,3 +218,12 @@ def test_it_outlives_attempts() -> None:
     w.go_on(seconds=5)
     assert (w.status.attempt, w.pods[NAME]["metadata"]["uid"]) == (2, uid)
     assert "deletionTimestamp" not in w.pods[NAME]["metadata"]
+
+
+def test_an_evaluator_whose_container_has_ended_before_its_pod_succeeded(w: World) -> None:
+    """A kubelet writes the container's exit code first and the pod's phase a moment later."""
+    w.pod_ends(NAME, 0)
+    w.pods[NAME]["status"]["phase"] = "Running"
+    gang_ends(w, 0)
+    assert (w.status.state, state(w), w.status.evaluator.failures) == ("Succeeded", "Succeeded", 0)
+    assert "EvaluatorFailed" not in w.reasons()
