@@ -133,6 +133,8 @@ WRONG = [
     _in_container("resources.limits[ram]", _resources(limits={"ram": "1Gi"})),
     _in_container("resources.limits[a b/c]", _resources(limits={"a b/c": 1})),
     _in_container("resources", _resources(limits={"hugepages-2Mi": "4Mi"})),
+    _in_container("resources.limits[hugepages-2Mi]", _resources(limits={"hugepages-2Mi": "3Mi", "cpu": "1"})),
+    _in_pod("ephemeralContainers", {"ephemeralContainers": [{"name": "debug", "image": "a"}]}),
     # ports
     _in_container("ports[0].containerPort", {"ports": [{"containerPort": 99999}]}),
     _in_container("ports[0].containerPort", {"ports": [{"containerPort": 0}]}),

@@ -435,6 +435,13 @@ REJECTED = [
         scheduling={"minAvailable": 2},
     ),
     refused("gang-timeout-zero", "spec.scheduling.timeoutSeconds", "1", scheduling={"timeoutSeconds": 0}),
+    refused(
+        "logs-misspelt",
+        "spec.logs.emptyDir.sizelimit",
+        "sizeLimit",
+        at_admission=False,
+        logs={"emptyDir": {"sizelimit": "1Gi"}},
+    ),
     refused("topology-of-nothing", "spec.scheduling.topology", "not both", scheduling={"topology": {}}),
     refused(
         "topology-twice",

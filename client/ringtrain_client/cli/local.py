@@ -39,7 +39,8 @@ def local(
         raise click.UsageError(
             "MANIFEST is -, but dtj local reads the manifest again while the job runs; write the manifest into a file"
         )
-    sys.stdout = LosableOutput(sys.stdout)
+    # sys.stdout is None if the shell closed it.
+    sys.stdout = LosableOutput(sys.stdout or os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     received: list[int] = []
 
     def stop(number: int, _: FrameType | None) -> None:

@@ -150,7 +150,7 @@ def _unseen_job_causes(job: Json) -> Iterator[str]:
 
 
 def _condition_causes(status: Json) -> Iterator[str]:
-    """Yield a line for each of the job's conditions that reports a problem."""
+    """Yield a line for each of the job's conditions that reports a problem, and for the warning of a success."""
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
     for condition in status.get("conditions") or []:

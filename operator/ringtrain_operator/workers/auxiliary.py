@@ -86,7 +86,7 @@ def _next_auxiliary_creation(s: Situation, name: str) -> datetime | None:
 def _ended_pod_record(s: Situation, pod: PodView, before: EndedPod | None) -> EndedPod:
     recent = before is not None and s.now - before.time <= timedelta(seconds=REMEMBERED_S)
     failures = before.failures if before is not None and recent else 0
-    done = pod.id.role == "evaluator" and _has_succeeded(pod)
+    done = pod.id.role == "evaluator" and not pod.ended_badly
     return EndedPod(
         pod=pod.id.name,
         uid=pod.id.uid,
@@ -97,11 +97,6 @@ def _ended_pod_record(s: Situation, pod: PodView, before: EndedPod | None) -> En
         done=done,
         time=s.now,
     )
-
-
-def _has_succeeded(pod: PodView) -> bool:
-    """Return whether an ended pod has succeeded. A kubelet reports the end of the containers before the pod's phase."""
-    return pod.phase == "Succeeded" or (pod.phase == "Running" and pod.end.code == 0)
 
 
 def _auxiliary_pod_end_cause(pod: PodView) -> str:
@@ -166,7 +161,7 @@ def evaluator_status(s: Situation, seen: Situation) -> EvaluatorStatus:
 def _auxiliary_pod_state(s: Situation, note: EndedPod | None) -> State:
     pod = s.evaluator
     if pod is not None and pod.finished:
-        return "Succeeded" if _has_succeeded(pod) else "Failed"
+        return "Failed" if pod.ended_badly else "Succeeded"
     if pod is not None and is_auxiliary_pod_running(pod):
         return "Running"
     if note is not None and note.done:

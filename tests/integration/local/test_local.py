@@ -182,12 +182,13 @@ def test_a_closed_terminal_stops_the_job(tmp_path: Path, words: tuple[str, ...])
         assert "Stopped" in listed.stdout, listed.stdout + listed.stderr
 
 
-def test_a_reader_that_ends_does_not_end_the_job(start: Start) -> None:
+@pytest.mark.parametrize("output", ["| head -1", ">&-", ">/dev/full"], ids=["reader-ends", "closed", "full"])
+def test_a_job_goes_on_without_its_output(start: Start, output: str) -> None:
     """As `ringtrain run`: `dtj local job.yaml | head -1` trains to the end."""
     local = start("python", "-c", "print('done')")
     local.finish(0)
     done = completed(
-        ["bash", "-o", "pipefail", "-c", f"{Path(sys.executable).with_name('dtj')} local {local.manifest} | head -1"],
+        ["bash", "-o", "pipefail", "-c", f"{Path(sys.executable).with_name('dtj')} local {local.manifest} {output}"],
         cwd=local.directory,
     )
     assert done.returncode == 0, done.stdout + done.stderr

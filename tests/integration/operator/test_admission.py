@@ -7,6 +7,7 @@ import urllib.request
 from typing import Any
 
 import pytest
+from contract import object_cases
 from contract.pod_cases import RIGHT, WRONG
 from contract.spec_cases import ACCEPTED, REJECTED, UPDATES, manifest
 from support.apiserver import ControlPlane
@@ -219,17 +220,33 @@ async def test_labels_and_annotations_are_judged_alike(control_plane: ControlPla
     assert {True, False} <= set(admitted.values())
 
 
-def dry_run(plane: ControlPlane, path: str, obj: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Create the object without storing it; return the fields that the API server refuses, and its warnings."""
+async def test_the_api_server_refuses_what_validate_refuses_of_a_config_map_or_secret(
+    control_plane: ControlPlane,
+) -> None:
+    """And accepts the right ones."""
+    async with namespace_of(real_cluster(control_plane)) as (_, ns):
+        for obj in [*(wrong for wrong, _ in object_cases.WRONG), *object_cases.RIGHT]:
+            path = f"/api/v1/namespaces/{ns}/{obj['kind'].lower()}s"
+            code, answer, _ = dry_run(control_plane, path, obj)
+            assert code in ((201,) if obj in object_cases.RIGHT else (400, 422)), (obj, answer)
+
+
+def dry_run(plane: ControlPlane, path: str, obj: dict[str, Any]) -> tuple[int, dict[str, Any], list[str]]:
+    """Create the object without storing it; return the API server's code, its answer, and its warnings."""
     connection = plane.connection()
     headers = {"Content-Type": "application/json", **connection.headers()}
     address = f"{plane.url}{path}?dryRun=All&fieldValidation=Strict"
     request = urllib.request.Request(address, json.dumps(obj).encode(), headers)
     try:
         with urllib.request.urlopen(request, context=connection.tls) as answer:
-            return [], answer.headers.get_all("Warning") or []
+            return answer.status, json.load(answer), answer.headers.get_all("Warning") or []
     except urllib.error.HTTPError as refusal:
-        return [str(cause.get("field")) for cause in json.load(refusal)["details"].get("causes", [])], []
+        return refusal.code, json.load(refusal), []
+
+
+def refused_fields(answer: dict[str, Any]) -> list[str]:
+    """Return the fields that an answer of the API server refuses."""
+    return [str(cause.get("field")) for cause in (answer.get("details") or {}).get("causes", [])]
 
 
 async def test_the_api_server_refuses_what_validate_refuses_of_a_template(control_plane: ControlPlane) -> None:
@@ -238,9 +255,10 @@ async def test_the_api_server_refuses_what_validate_refuses_of_a_template(contro
         jobs, pods = f"/apis/batch/v1/namespaces/{ns}/jobs", f"/api/v1/namespaces/{ns}/pods"
         for case in WRONG:
             answers = [dry_run(control_plane, jobs, case.batch_job), dry_run(control_plane, pods, case.pod)]
-            fields = [field for named, _ in answers for field in named]
-            warnings = [warning for _, given in answers for warning in given]
+            fields = [field for _, answer, _ in answers for field in refused_fields(answer)]
+            warnings = [warning for _, _, given in answers for warning in given]
             assert any(case.is_named(field) for field in fields) is not case.warns, (case, fields)
             assert not case.warns or any(case.field in warning for warning in warnings), (case, warnings)
         for case in RIGHT:
-            assert dry_run(control_plane, jobs, case.batch_job)[0] == [], case
+            code, answer, _ = dry_run(control_plane, jobs, case.batch_job)
+            assert code == 201, (case, answer)

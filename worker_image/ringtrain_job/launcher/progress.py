@@ -12,7 +12,7 @@ from ringtrain_job.launcher.registry import Attempt
 from ringtrain_job.launcher.status import StatusSnapshot
 from ringtrain_job.launcher.throughput import throughput_step_line, throughput_total_line
 
-_log = logging.getLogger(__name__)
+log = logging.getLogger(__name__)
 
 
 class ConsoleObserver(AttemptObserver):
@@ -64,7 +64,7 @@ class ConsoleObserver(AttemptObserver):
 
     def close(self) -> None:
         if message := self._console.close(5.0):
-            _log.warning(message)
+            log.warning(message)
 
 
 def open_console(attempt: Attempt) -> ConsoleObserver | None:

@@ -264,7 +264,8 @@ class GangThroughput:
                 return straggler.rank
 
         steps = {rank: self._steps.get(rank, never) for rank in ranks}
-        last = [rank for rank, step in steps.items() if step == min(steps.values())]
+        lowest = min(steps.values(), default=never)
+        last = [rank for rank, step in steps.items() if step == lowest]
         return last[0] if len(last) == 1 else None
 
     def delaying_rank(self, ranks: Collection[int]) -> int | None:

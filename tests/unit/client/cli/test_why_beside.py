@@ -48,6 +48,15 @@ def test_why_names_some_pods_of_many_and_first_those_that_say_more() -> None:
     assert told[10:] == ["and 990 more pods like these"]
 
 
+def test_why_prints_the_warning_of_a_success() -> None:
+    """Ranks that trained each for itself succeed, too. A success without a warning is one line."""
+    warning = "none of the 2 ranks connected to another one"
+    for text, lines in (("", []), (warning, [f"  warning: {warning}"])):
+        w = started(job())
+        w.launcher_ends(0, warning=text)
+        assert [line for line in why(w).splitlines() if "start" not in line] == ["digits is Succeeded", *lines]
+
+
 def test_why_tells_what_keeps_input_away() -> None:
     """The output has the condition, the waiting time of ranks, and the ends of the last pods."""
     w = served()
