@@ -20,7 +20,7 @@ from ringtrain_operator.spec.training_container import training_container_index
 from ..jobs.runs import AsyncClient
 from ..local.documents import write_documents
 from ..local.past_runs import repeated_run_names
-from ..local.wording import STATE_STYLES, shown_state, wrapped_text
+from ..local.wording import NOT_PROCESSED, STATE_STYLES, shown_state, wrapped_text
 from .session import RUNS, ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
 # Short enough for a person, long enough for the API server: a list is one request.
@@ -45,8 +45,9 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
     if output in ("json", "yaml"):
         print_data(jobs, output)
     elif output == "name":
+        runs = repeated_run_names(RUNS) if cluster is None else {}
         for job in jobs:
-            click.echo(job["metadata"]["name"])
+            click.echo(_shown_name(job, runs))
     elif not jobs:
         click.echo(_no_jobs_text(cluster, all_namespaces), err=True)
     else:
@@ -108,22 +109,30 @@ def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
 
 def _name_cells(job: Json, columns: JobColumns, runs: Mapping[str, str]) -> list[str]:
     """Return the cells of namespace and name. `runs`: names to show instead of the job's, by uid."""
-    metadata = job["metadata"]
-    name = runs.get(str(metadata.get("uid")), metadata["name"])
-    return [*([metadata["namespace"]] if columns.namespace else []), name]
+    name = _shown_name(job, runs)
+    return [*([job["metadata"]["namespace"]] if columns.namespace else []), name]
+
+
+def _shown_name(job: Json, runs: Mapping[str, str]) -> str:
+    """Return the job's name, or the name of its run if `runs` has one for its uid."""
+    return runs.get(str(job["metadata"].get("uid")), str(job["metadata"]["name"]))
 
 
 async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
     """Show the jobs until Ctrl-C: on a terminal redraw the table, in a pipe or file print the rows that changed."""
     console = _table_console(columns)
     shown: list[Json] = []
+    is_first = True
     with Live(console=console) if console.is_terminal else nullcontext() as live:
         while True:
             jobs = await client.backend.select(everywhere=columns.namespace)
             if live is not None:
                 live.update(_jobs_table(jobs, columns, console.width), refresh=True)
             elif changed := [job for job in jobs if job not in shown]:
-                console.print(_jobs_table(changed, columns, console.width))
+                table = _jobs_table(changed, columns, console.width)
+                table.show_header = is_first
+                console.print(table)
+                is_first = False
             shown = jobs
             await asyncio.sleep(_POLL_S)
 
@@ -135,7 +144,7 @@ def _job_row(job: Json) -> tuple[str | Text, ...]:
         Text(state, STATE_STYLES.get(state, "")),
         str(status.get("workers") or f"0/{(job['spec'].get('worker') or {}).get('replicas', 1)}"),
         str(status.get("restarts") or 0),
-        str(status.get("progressSummary") or "-"),
+        str(status.get("progressSummary") or ("-" if status else NOT_PROCESSED)),
         job_age(job["metadata"]["creationTimestamp"], datetime.now(UTC)),
     )
 

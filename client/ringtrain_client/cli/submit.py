@@ -12,7 +12,7 @@ from ringtrain_operator.spec.training_template import named_template
 
 from ..jobs.errors import JobFailed
 from ..jobs.runs import AsyncClient, AsyncRun
-from ..local.manifest import load_jobs
+from ..local.manifest import job_label, load_jobs
 from .session import ClusterOptions, Json, cluster_options, with_client
 
 
@@ -22,20 +22,26 @@ from .session import ClusterOptions, Json, cluster_options, with_client
 @cluster_options
 def submit(files: tuple[Path, ...], wait: bool, cluster: ClusterOptions) -> None:
     """Check the jobs in FILES and create them."""
-    found: list[tuple[Path, Json]] = []
+    found: list[tuple[str, Json]] = []
     for path in files:
         with errors_reported(f"{path}: "):
-            for obj in load_jobs(path):
+            jobs = load_jobs(path)
+        for obj in jobs:
+            about = f"{path}: {job_label(obj, jobs)}"
+            with errors_reported(about):
                 if named_template(obj) is None:  # with a template, the cluster merges and checks the job
                     parse_job(obj, templates=False)
-                found.append((path, obj))
+            found.append((about, obj))
     sys.exit(with_client(cluster, lambda client: _submit(client, found, wait)))
 
 
-async def _submit(client: AsyncClient, found: list[tuple[Path, Json]], wait: bool) -> int:
-    """Create the jobs, wait for them if `wait`, and return the exit code."""
-    for path, job in found:  # check all before any is created
-        with errors_reported(f"{path}: "):
+async def _submit(client: AsyncClient, found: list[tuple[str, Json]], wait: bool) -> int:
+    """Create the jobs, wait for them if `wait`, and return the exit code.
+
+    `found`: for each job the start of error lines about it, and the job.
+    """
+    for about, job in found:  # check all before any is created
+        with errors_reported(about):
             await client.backend.check(job)
     made = [await client.submit(job) for _, job in found]
     for run in made:

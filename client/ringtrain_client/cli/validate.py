@@ -16,7 +16,7 @@ from ringtrain_operator.spec.training_container import describe_training_contain
 from ringtrain_operator.status.situation import counted
 
 from ..local.documents import read_documents
-from ..local.manifest import is_job, jobs_among
+from ..local.manifest import is_job, job_label, jobs_among
 from ..local.references import object_problems, reference_problems
 from ..local.templates import LocalTemplates
 from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
@@ -72,8 +72,7 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
             job = parse_job(templates.merged_with_template(obj), schema=schema)
             references = list(reference_problems(job, documents))
         except OperatorError as exc:
-            name = f"{(obj.get('metadata') or {}).get('name')}: " if len(jobs) > 1 else ""
-            yield from (f"{path}: {name}{line}" for line in problem_lines(exc))
+            yield from (f"{path}: {job_label(obj, jobs)}{line}" for line in problem_lines(exc))
             continue
         yield from (f"{path}: {job.name}: {text}" for is_certain, text in references if is_certain)
         if any(is_certain for is_certain, _ in references):

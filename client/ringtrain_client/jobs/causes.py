@@ -111,15 +111,16 @@ def explain_job(
     yield from (f"  {line}" for line in conditions)
     if place:
         yield f"    {place}"
-    yield from (f"    {line}" for line in (*_limited_pod_lines(list(_pod_causes(pods))), *unreached))
+    told = "".join(conditions)
+    yield from (f"    {line}" for line in (*_limited_pod_lines(list(_pod_causes(pods, told))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last continued from {started}"
     yield from (
         f"  {line}"
         for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_auxiliary_pod_causes(status))
     )
-    yield from _failure_cause(status, "".join(conditions))
-    yield from (f"  {line}" for line in _warning_causes(events))
+    yield from _failure_cause(status, told)
+    yield from (f"  {line}" for line in _warning_causes(_present_events(status, events), told))
 
 
 def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
@@ -136,7 +137,8 @@ def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterato
     parts = ", ".join(f"{name} {seconds:g} s" for name, seconds in start_durations(start))
     if parts:
         where = f" (the last pod to start was {start.pod}" + (f" on {start.node})" if start.node else ")")
-        yield f"start{'' if start.first_step else ' so far'}: {parts}{where if start.pod else ''}"
+        is_over = start.first_step or status.get("state") in ENDED
+        yield f"start{'' if is_over else ' so far'}: {parts}{where if start.pod else ''}"
 
 
 def _unseen_job_causes(job: Json) -> Iterator[str]:
@@ -172,12 +174,14 @@ def _limited_pod_lines(pods: list[str]) -> list[str]:
     return [*pods[:PODS_SHOWN], f"and {counted(more, 'more pod')} like these"] if more > 1 else pods
 
 
-def _pod_causes(pods: list[Json]) -> Iterator[str]:
-    """Yield a line for each pod with a problem. Pods that only wait to be scheduled come last."""
+def _pod_causes(pods: list[Json], told: str) -> Iterator[str]:
+    """Yield a line for each pod with a problem that `told` does not contain. Pods that only wait to be scheduled come
+    last."""
     views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.wait.reason)
     for pod in views:  # those that only wait for a place come last
         if pod.wait.reason:
-            yield f"pod {pod.id.name}: {pod.wait.reason}: {pod.wait.message}"
+            if f"{pod.id.name}: {pod.wait.message}" not in told:
+                yield f"pod {pod.id.name}: {pod.wait.reason}: {pod.wait.message}"
         elif pod.disrupted.reason:
             yield f"pod {pod.id.name} was evicted: {pod.disrupted.reason}"
         elif pod.deletion_time:
@@ -241,10 +245,26 @@ def _auxiliary_pod_causes(status: Json) -> Iterator[str]:
         yield f"the evaluator failed {counted(evaluator['failures'], 'time')}; the job does not fail because of it"
 
 
-def _warning_causes(events: list[Json]) -> Iterator[str]:
-    """Yield a line for each of the newest warnings among `events`."""
-    warnings = [e for e in events if e.get("type") == "Warning"]
-    warnings.sort(key=lambda e: e.get("lastTimestamp") or e.get("eventTime") or "")
-    for event in warnings[-EVENTS_SHOWN:]:
+def _present_events(status: Json, events: list[Json]) -> list[Json]:
+    """Return the events that may explain the present state: after the start of the ranks only later ones, and after the
+    job's end those of the failed pod."""
+    if status.get("state") in ENDED:
+        pod = (status.get("failure") or {}).get("pod")
+        return [event for event in events if pod and event["involvedObject"].get("name") == pod]
+    running = _job_condition(status, "Running")
+    since = str(running.get("lastTransitionTime")) if running.get("status") == "True" else ""
+    return [event for event in events if _event_time(event) >= since]
+
+
+def _event_time(event: Json) -> str:
+    """Return the time at which an event was last seen; empty if it has none."""
+    return str(event.get("lastTimestamp") or event.get("eventTime") or "")
+
+
+def _warning_causes(events: list[Json], told: str) -> Iterator[str]:
+    """Yield a line for each of the newest warnings among `events` whose message `told` does not contain."""
+    warnings = [e for e in events if e.get("type") == "Warning" and str(e.get("message")) not in told]
+    newest = {str(event.get("message")): event for event in sorted(warnings, key=_event_time)}
+    for event in sorted(newest.values(), key=_event_time)[-EVENTS_SHOWN:]:
         about = event["involvedObject"]
         yield f"event on {about.get('kind')} {about.get('name')}: {event.get('reason')}: {event.get('message')}"

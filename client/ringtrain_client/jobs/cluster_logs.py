@@ -52,6 +52,7 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
     """Yield the requested log of a job on a cluster in chunks of bytes.
 
     With --follow and without --attempt, continue with the logs of later attempts until the job ends or is suspended.
+    Raises NotFound if the job is deleted before.
     """
     incomplete: LogsIncomplete | None = None
     while True:
@@ -69,6 +70,7 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
             return
         following = await next_attempt(session.api, session.namespace, wanted.name, attempt)
         if following is None:
+            await session.api.get(JOBS, session.namespace, wanted.name)
             break
         session.tell(f"attempt {following} of {wanted.name} begins")
     if incomplete is not None:

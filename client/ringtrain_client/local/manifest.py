@@ -34,6 +34,11 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
     return jobs
 
 
+def job_label(job: dict[str, Any], jobs: list[dict[str, Any]]) -> str:
+    """Return the start of an error line about one of a file's `jobs`; empty if the file has no other job."""
+    return f"{(job.get('metadata') or {}).get('name')}: " if len(jobs) > 1 else ""
+
+
 # Kinds that `dtj convert` converts to jobs.
 _CONVERTED = frozenset({"MPIJob", "TrainJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob", "JobSet", "Job"})
 

@@ -24,6 +24,8 @@ STATE_STYLES = {
     "Stopped": "magenta",
     "Killed": "red",
 }
+# Text beside the state of a job that has no status.
+NOT_PROCESSED = "no operator has processed it"
 # Reasons of Failed that people see as a state. `ringtrain list` and pages show the same words.
 _STATES_BY_REASON = {"Stopped": "Stopped", "DriverLost": "Killed"}
 
@@ -45,7 +47,7 @@ def local_state_reason(status: JobStatus) -> str:
         condition = status.condition(kind)
         if condition is not None and (condition.status == "True" or kind == "Running") and condition.message:
             return condition.message
-    return status.message
+    return status.message or ("" if status.state else NOT_PROCESSED)
 
 
 def progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]]:

@@ -50,7 +50,7 @@ def _start_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]
     yield PlannedEvent("Normal", "AttemptStarted", text)
     if after.ledger.queued_as == "PodGroup":
         yield PlannedEvent(
-            "Normal",
+            "Warning",
             "QueueByLabels",
             f"attempt {after.attempt}: the operator created the pods without a Workload of Kueue; their queue labels "
             "only work if Kueue runs in this cluster and manages plain pods",

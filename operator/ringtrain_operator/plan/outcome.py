@@ -175,10 +175,10 @@ def failure_of(pod: PodView, s: Situation) -> Failure:
         return failure_with(pod, s, *_end_reason_and_message(pod, s), output)
     named = next((p for p in s.pods if p.id.name == reported.get("pod")), pod)
     message = str(reported.get("message") or "")
-    if named.end.reason == "OOMKilled":
-        message += f"; {_out_of_memory(named, s)}"
-    elif KILLED_FOR_MEMORY in message:  # the agent knows it before the pod's status does
+    if KILLED_FOR_MEMORY in message:  # the agent knows it before the pod's status does
         message += _memory_limit_text(named, s)
+    elif named.end.reason == "OOMKilled":
+        message += f"; {_out_of_memory(named, s)}"
     return Failure(
         attempt=s.attempt,
         rank=_storable_integer(reported.get("rank")),

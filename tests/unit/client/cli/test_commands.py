@@ -315,3 +315,13 @@ def test_no_device_of_a_kind() -> None:
     main_container["resources"] = {"limits": {"nvidia.com/gpu": 0, "amd.com/gpu": "2"}}
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
     assert "2 workers, 4 ranks" in result.output, result.output
+
+
+@pytest.mark.parametrize("command", ["validate", "submit"])
+def test_of_several_jobs_in_a_file_the_wrong_one_is_named(command: str, tmp_path: Path) -> None:
+    """The field alone does not tell which of the jobs must be corrected."""
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump_all([job("right"), job("wrong", slotsPerWorker=0)]))
+    result = CliRunner().invoke(main, [command, str(file), "--kubeconfig", "/nowhere"])
+    assert result.exit_code == 1
+    assert f"{file}: wrong: spec.slotsPerWorker" in result.stderr

@@ -1,6 +1,7 @@
 """Table of jobs on a terminal of 80 columns and in a pipe."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 from click.testing import CliRunner
 from support.jobs import job
 
+from ringtrain_client.cli.listing import print_jobs
 from ringtrain_client.cli.main import main
 from ringtrain_client.local.past_runs import write_job
 
@@ -59,3 +61,19 @@ def test_watch_shows_a_table_only(in_runs: None) -> None:
     result = CliRunner().invoke(main, ["list", "--local", "--watch", "-o", "json"])
     assert result.exit_code == 2
     assert "--watch shows a table" in result.output
+
+
+def test_a_job_without_a_status_is_said_to_be_unprocessed(capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else tells that no operator runs."""
+    made: dict[str, Any] = job("new")
+    made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    print_jobs([made])
+    assert "Pending  0/2      0         no operator has processed it" in capsys.readouterr().out
+
+
+def test_names_of_runs_are_distinct(in_runs: None, tmp_path: Path) -> None:
+    """A job that ran twice is listed by the names of its runs, with `-o name`, too."""
+    copied = tmp_path / "runs" / "digits-again"
+    shutil.copytree(tmp_path / "runs" / "digits-20260101-000000", copied)
+    names = CliRunner().invoke(main, ["list", "--local", "-o", "name"]).output.split()
+    assert sorted(names) == sorted([LONG, "digits-again", "digits-20260101-000000"])

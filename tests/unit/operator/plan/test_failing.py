@@ -144,6 +144,15 @@ def test_an_out_of_memory_kill_is_said() -> None:
     )
 
 
+def test_an_out_of_memory_kill_that_the_agent_reported_is_said_once() -> None:
+    """Pod and agent report the same kill."""
+    w = started(job())
+    w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
+    message = f"rank 0 was killed by SIGKILL: memory 8.0 of 8.0 GiB; {KILLED_FOR_MEMORY}"
+    w.launcher_ends(137, reason="RankFailed", pod="digits-worker-0", message=message)
+    assert w.status.failure.message == message
+
+
 @pytest.mark.parametrize("known_by", ["pod", "agent"])
 @pytest.mark.parametrize(("limit", "attempts"), [("8Gi", 2), (None, 4)])
 def test_what_is_killed_twice_at_one_memory_limit_is_not_tried_again(
