@@ -17,13 +17,15 @@ import pytest
 from support.ports import free_addresses
 from support.world_config import world_config
 
-from ringtrain._core.communicators import mpi
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
-from ringtrain._core.world.mpi_library import load_mpi_of_world
 
 T = TypeVar("T")
 UNDER_MPIRUN = "RINGTRAIN_TEST_UNDER_MPIRUN" in os.environ
-mpi.COUNT_MOST = int(os.environ.get("RINGTRAIN_TEST_COUNT_MOST", mpi.COUNT_MOST))
+if UNDER_MPIRUN:
+    from ringtrain_mpi.ranks import communicator
+    from ringtrain_mpi.ranks.library import load_mpi_of_world
+
+    communicator.COUNT_MOST = int(os.environ.get("RINGTRAIN_TEST_COUNT_MOST", communicator.COUNT_MOST))
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,12 @@
-"""Check that required packages are installed: numpy always, a framework for its adapter."""
+"""Check that required packages are installed: numpy always, a framework for its adapter, a plugin for its transport."""
 
+from importlib.metadata import entry_points
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
+
+from ringtrain.errors import ConfigurationError
 
 _OLDEST_NUMPY = (1, 26)  # as in pyproject.toml
 
@@ -19,4 +23,15 @@ def missing(framework: str) -> str:
     return (
         f"ringtrain.{framework} needs {framework}, which is not installed: pip install 'ringtrain[{framework}]', or "
         f"from a clone pip install ./worker_image ./plugins/{framework}"
+    )
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """Return the object that an installed plugin registers as entry point `name` of `group`. Raises ConfigurationError
+    if no plugin does."""
+    for point in entry_points(group=group, name=name):
+        return point.load()
+    raise ConfigurationError(
+        f"{name} needs the plugin ringtrain-{name}, which is not installed: pip install 'ringtrain[{name}]', or from a "
+        f"clone pip install ./worker_image ./plugins/{name}"
     )

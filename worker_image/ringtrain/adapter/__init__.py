@@ -1,8 +1,8 @@
 """Interface for framework adapters: what a plugin may import from the core.
 
 `state` has the handlers and codecs of a framework's values, `devices` the interfaces for a device's library of
-collectives. An adapter imports these three modules and public ones, and nothing of `ringtrain._core`. docs/adapters.md
-describes each name and lists the public modules.
+collectives, `communicators` those for another way to move bytes. An adapter imports these modules and public ones, and
+nothing of `ringtrain._core`. docs/adapters.md describes each name and lists the public modules.
 """
 
 from typing import Final

@@ -13,6 +13,8 @@ from ringtrain.shared.settings import Settings, choice, flag, path, seconds, tex
 # of ringtrain.torch by torch.distributed, all else as with auto, which selects it for CUDA. host: as auto, but never by
 # a library of a device.
 TRANSPORTS = ("auto", "grpc", "shm", "mpi", "torch", "host")
+# Those for which a plugin has the communicator.
+TRANSPORTS_OF_PLUGINS = ("mpi",)
 # auto: between pods, tensors use separate ports if these can be reached. grpcio: always gRPC's library.
 DATA_PATHS = ("auto", "grpcio")
 

@@ -180,7 +180,7 @@ def test_the_small_adapter_imports_the_interface_alone() -> None:
     assert {name for name in ours if not name.startswith("ringtrain.adapter")} <= set(PUBLIC)
 
 
-@pytest.mark.parametrize("module", ["", ".state", ".devices"])
+@pytest.mark.parametrize("module", ["", ".state", ".devices", ".communicators"])
 def test_the_page_has_every_name_of_the_interface(module: str) -> None:
     """In the table of its module, and none besides; all of them have a docstring or are values."""
     text = (ROOT / "docs/adapters.md").read_text()

@@ -1,13 +1,20 @@
-"""Choice of the communicator for a process set: shared memory, network, these two combined, or MPI."""
+"""Choice of the communicator for a process set: shared memory, network, these two combined, or a plugin's."""
+
+from typing import Final
 
 from ringtrain._core.communicators.base import Communicator
 from ringtrain._core.communicators.exchange import ExchangeCommunicator
 from ringtrain._core.communicators.hierarchical import CHAIN_PODS_MOST, DIRECT_RANKS_MOST, HierarchicalCommunicator
 from ringtrain._core.communicators.shm.communicator import SharedMemoryCommunicator
 from ringtrain._core.communicators.shm.join import ShmHostGroups, share_memory, shm_host_identity
+from ringtrain._core.requirements import load_plugin
 from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.membership import WorldMembership
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared.rank_settings import TRANSPORTS_OF_PLUGINS
+
+# Entry points of plugins' communicators, by the transport (ringtrain/adapter/communicators.py).
+COMMUNICATORS: Final = "ringtrain.communicators"
 
 
 def choose_communicator(
@@ -21,7 +28,7 @@ def choose_communicator(
     """Return the communicator for the ranks of `network`, by the configured transport and by the hosts of the ranks.
 
     Ranks of one pod use shared memory. Ranks of several pods with equally many ranks use shared memory within a pod and
-    `network` between pods. Other ranks use only `network`. If the transport is mpi, all ranks use MPI.
+    `network` between pods. Other ranks use only `network`. If a plugin has the transport, all ranks use the plugin's.
     `chain_pods_most`: see `HierarchicalCommunicator`. `direct_ranks_most`: largest number of ranks that exchange
     directly over `network`; more ranks use a tree.
 
@@ -29,10 +36,9 @@ def choose_communicator(
     """
     if config.ways.transport == "grpc" or len(network.ranks) == 1:
         return _over_network(network, direct_ranks_most)
-    if config.ways.transport == "mpi":
-        from ringtrain._core.communicators.mpi import MpiCommunicator  # mpi4py is for those who ask for it
-
-        return MpiCommunicator(member, process_set, network)
+    if config.ways.transport in TRANSPORTS_OF_PLUGINS:
+        opened: Communicator = load_plugin(COMMUNICATORS, config.ways.transport)(member, process_set, network)
+        return opened
     hosts = share_memory(member, process_set, network, communicator_pod(config))
     if hosts is not None and len(hosts.positions) == 1:
         return SharedMemoryCommunicator(network, hosts)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -13,7 +14,6 @@ from ringtrain._core.process_groups.context import current, current_or_none, joi
 from ringtrain._core.process_groups.group import ProcessGroup
 from ringtrain._core.process_groups.rank_context import ProcessGroupContext
 from ringtrain._core.wire.signature import WireSignature
-from ringtrain._core.world.mpi_library import load_mpi_of_world
 from ringtrain.errors import ConfigurationError
 
 
@@ -210,7 +210,8 @@ def trains_alone(process_set: ProcessSet) -> bool:
 
 def _ranks_of(ranks_or_comm: Any) -> Sequence[int]:
     if hasattr(ranks_or_comm, "allgather"):  # an mpi4py communicator gathers its members' world ranks
-        return sorted(ranks_or_comm.allgather(load_mpi_of_world().COMM_WORLD.rank))
+        world = importlib.import_module("mpi4py.MPI").COMM_WORLD
+        return sorted(ranks_or_comm.allgather(world.rank))
     ranks = sorted(int(rank) for rank in ranks_or_comm)
     if len(set(ranks)) != len(ranks):
         raise ConfigurationError(f"process set {ranks}: a rank is listed twice; expected each rank once")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ringtrain._core.requirements import load_plugin
 from ringtrain._core.world.mpi_environment import mpi_rank
 from ringtrain._core.world.slurm import rendezvous_on_first_node, slurm_rank
 from ringtrain._core.world.tf_config import parse_tf_config
@@ -16,6 +17,8 @@ from ringtrain.shared import contract
 from ringtrain.shared.place import RankPlace
 from ringtrain.shared.settings import Settings, integer
 
+# Entry points of plugins that exchange addresses, by the launcher (ringtrain/adapter/communicators.py).
+RENDEZVOUS: Final = "ringtrain.rendezvous"
 ALONE: Final = ("localhost:0",)
 _WORLD_FILE_VERSION: Final = 1
 
@@ -166,9 +169,7 @@ def _from_mpi(rendezvous: Rendezvous) -> DiscoveredWorld | None:
             "remove the options that place ranks (such as --map-by node, -ppn, a rankfile)"
         )
     if addresses is None:
-        from ringtrain._core.world.mpi_rendezvous import rendezvous_by_mpi  # rarely needed, and import time counts
-
-        addresses = rendezvous_by_mpi(found, rendezvous.env, rendezvous.timeout_s)
+        addresses = load_plugin(RENDEZVOUS, "mpi")(found, rendezvous.env, rendezvous.timeout_s)
     return DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
 
 

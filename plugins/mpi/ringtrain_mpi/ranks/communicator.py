@@ -16,16 +16,24 @@ from typing import Any, Final, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain._core.communicators.exchange import ExchangeCommunicator
-from ringtrain._core.communicators.numbers import inside_communicator_number
-from ringtrain._core.reduction.cuts import Bounds, cut_segments, even_bounds, length_offsets
-from ringtrain._core.reduction.fold import Flat, ReductionFold
-from ringtrain._core.reduction.ops import ReduceOp
-from ringtrain._core.wire.signature import WireSignature, with_layout
-from ringtrain._core.world.failure_state import PeersStalled, RankActivity
-from ringtrain._core.world.membership import WorldMembership
-from ringtrain._core.world.mpi_library import give_up, load_mpi_of_world, load_world
+from ringtrain.adapter.communicators import (
+    Bounds,
+    ExchangeCommunicator,
+    Flat,
+    PeersStalled,
+    RankActivity,
+    ReduceOp,
+    ReductionFold,
+    WireSignature,
+    WorldMembership,
+    cut_segments,
+    even_bounds,
+    inside_communicator_number,
+    length_offsets,
+    with_layout,
+)
 from ringtrain.errors import RingtrainError
+from ringtrain_mpi.ranks.library import give_up, load_mpi_of_world, load_world
 
 # Contributions are folded in pieces of this size, which limits scratch memory and fits the caches.
 _PIECE_BYTES: Final = 4 << 20

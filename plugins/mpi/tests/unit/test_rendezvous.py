@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from ringtrain._core.world.mpi_environment import MpiRank
-from ringtrain._core.world.mpi_rendezvous import rendezvous_by_mpi
+from ringtrain.adapter.communicators import MpiRank
 from ringtrain.errors import ConfigurationError
+from ringtrain_mpi.ranks.rendezvous import rendezvous_by_mpi
 
 
 def test_ranks_that_meet_again(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from ringtrain._core.world.mpi_environment import MpiRank
+from ringtrain.adapter.communicators import HeldPorts, MpiRank
 from ringtrain.errors import ConfigurationError, in_ranges
-from ringtrain.shared.ports import HeldPorts
 
 _LOOK_S = 0.01
 _SIOCGIFADDR = 0x8915
@@ -35,7 +34,7 @@ def rendezvous_by_mpi(found: MpiRank, env: Mapping[str, str], timeout_s: float) 
         if directory is not None:
             return _rendezvous_in_files(found, directory, f"127.0.0.1:{port}", timeout_s)
         host = "127.0.0.1" if found.local_size == found.size else _own_rendezvous_address(env)
-        from ringtrain._core.world.mpi_library import load_world
+        from ringtrain_mpi.ranks.library import load_world
 
         return tuple(load_world(found.rank, found.size).allgather(f"{host}:{port}"))
     finally:
