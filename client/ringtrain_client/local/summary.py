@@ -97,7 +97,8 @@ def _summary_rows(status: JobStatus, results: LocalRunResults) -> Iterator[tuple
             failed = describe_failure(status.failure) if status.failure is not None else ""
             if message := condition.message.removeprefix(failed).removeprefix("; "):
                 yield "", message, ""
-    for name, value in results.metrics.items():
+    newest = status.progress.metrics if status.progress is not None else {}
+    for name, value in {**results.metrics, **newest}.items():
         yield name.replace("_", " "), _metric_text(name, value), "bold"
     if status.progress is not None:
         shown = progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))

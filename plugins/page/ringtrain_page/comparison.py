@@ -7,6 +7,8 @@ from ringtrain_job.cli.runs import Run
 from ringtrain_job.logs.about import read_run_description
 from ringtrain_page.summary import summarize_page
 
+# Names of columns with a run's results.
+RESULT_COLUMNS: Final = frozenset({"name", "state", "ranks", "steps", "loss", "speed", "took", "began"})
 # Number of colours that a reader can distinguish.
 MOST_COMPARED: Final = 12
 
@@ -55,12 +57,17 @@ def _distinct_words(commands: Sequence[str]) -> list[str]:
     return [" ".join(words[first : len(words) - last]) for words in split]
 
 
+def _setting_name(name: str) -> str:
+    """Return the name of a setting; it differs from the names of columns that every run has."""
+    return f"{name} (setting)" if name in RESULT_COLUMNS else name
+
+
 def _settings_of(about: dict[str, Any], config_only: bool) -> dict[str, str]:
     """Return a run's settings by name, as texts. `about`: content of the run's run.json.
 
     `config_only`: whether to return only settings passed to ringtrain.report_config.
     """
-    config = {name: str(value) for name, value in about.get("config", {}).items()}
+    config = {_setting_name(name): str(value) for name, value in about.get("config", {}).items()}
     if config_only:
         return config
     found: dict[str, str] = {

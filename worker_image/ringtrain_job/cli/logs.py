@@ -29,7 +29,7 @@ from ringtrain_job.logs.shipping import read_shipped, shipped_attempts, shipped_
 
 @click.command()
 @run_options
-@click.option("--rank", type=click.IntRange(min=0), help="Print the output of this rank only [default: all, merged].")
+@click.option("--rank", type=click.IntRange(min=0), help="Print only this rank (elastic: this slot) [default: all].")
 @click.option("--follow", "-f", "following", is_flag=True, help="Print new lines until the attempt ends.")
 @click.option("--tail", type=click.IntRange(min=0), help="Start with the last N lines.")
 @click.option("--reports", is_flag=True, help="Print the ranks' reports as JSON lines, not their output.")

@@ -77,6 +77,8 @@ def find_attempt(name: str | None, where: Path, attempt: int | None = None) -> A
 
     `name`: name that `ringtrain list` prints, name of the run's job, or a folder.
     """
+    if name is not None and not name.strip():
+        raise LogMissing("the name of the run is empty; `ringtrain list` shows the names")
     known = list(_newest_attempts(where))
     if name is None:
         if not known and not any(find_attempts(where)):

@@ -49,8 +49,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a job. `step`: lowest step of all reporting ranks. `printed`: whether it was extracted from printed
-    lines."""
+    """Progress of a job. `step`: lowest step of all reporting ranks. `loss`: mean over ranks in this step. `printed`:
+    whether it was extracted from printed lines."""
 
     step: int
     total_steps: int | None
@@ -71,6 +71,7 @@ class _StepReports:
     samples: float = 0.0
     ended: float = -math.inf
     times: dict[int, float] = field(default_factory=dict)
+    losses: dict[int, float] = field(default_factory=dict)
 
 
 class GangThroughput:
@@ -98,6 +99,8 @@ class GangThroughput:
         self._timed_samples = 0.0
         self._speeds: deque[float] = deque(maxlen=WINDOW)
         self._closed = -1
+        # Losses by rank in the newest complete step.
+        self._losses: dict[int, float] = {}
         self.last_report_time: float | None = None
 
     def keep(self, ranks: Collection[int]) -> None:
@@ -121,12 +124,17 @@ class GangThroughput:
         self._begin = step if self._begin is None else min(self._begin, step)
         self.last_report_time = max(time, self.last_report_time or time)
         self._samples += float(report.get("samples") or 0)
+        loss = _throughput_number(report.get("loss"))
+        if step == self._closed and loss is not None:  # a second report of the step
+            self._losses[rank] = loss
         if step > self._closed:
             entry = self._open.setdefault(step, _StepReports())
             entry.samples += float(report.get("samples") or 0)
             entry.ended = max(entry.ended, time)
             if len(self._open) <= _TIMED_STEPS:
                 entry.times[rank] = time
+                if loss is not None:
+                    entry.losses[rank] = loss
         return self._close_steps()
 
     def _note_step(self, rank: int, step: int) -> None:
@@ -146,7 +154,9 @@ class GangThroughput:
         reached = min(self._ranks_at)
         ready = sorted(step for step in self._open if step <= reached)
         for step in ready:
-            self._complete(self._open.pop(step))
+            entry = self._open.pop(step)
+            self._losses = entry.losses
+            self._complete(entry)
         while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting would hold every step open
             self._open.pop(min(self._open))
         self._closed = max([self._closed, *ready])
@@ -195,9 +205,7 @@ class GangThroughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         not_finite = self._not_finite.now()
-        losses = [
-            loss for entry in self._latest.values() if (loss := _throughput_number(entry.get("loss"))) is not None
-        ]
+        losses = self._losses_at(self._steps[slowest])
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
@@ -213,6 +221,17 @@ class GangThroughput:
             not_finite=not_finite,
             printed="printed" in report,
         )
+
+    def _losses_at(self, step: int) -> Collection[float]:
+        """Return the losses that ranks reported for `step`; if there are none, the last loss of each rank."""
+        if step == self._closed and self._losses:
+            return self._losses.values()
+        latest = {
+            rank: loss
+            for rank, report in self._latest.items()
+            if (loss := _throughput_number(report.get("loss"))) is not None
+        }
+        return [loss for rank, loss in latest.items() if self._steps[rank] == step] or latest.values()
 
     @property
     def first_report_time(self) -> float | None:
