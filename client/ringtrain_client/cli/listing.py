@@ -19,7 +19,7 @@ from ringtrain_operator.spec.training_container import training_container_index
 
 from ..jobs.runs import AsyncClient
 from ..local.documents import write_documents
-from ..local.past_runs import repeated_run_names
+from ..local.past_runs import repeated_run_names, unreadable_runs_text
 from ..local.wording import NOT_PROCESSED, STATE_STYLES, shown_state, wrapped_text
 from .session import RUNS, ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
 
@@ -42,6 +42,8 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
     if watch:
         with_client(cluster, lambda client: _watch_jobs(client, columns))
     jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
+    if cluster is None and (damaged := unreadable_runs_text(RUNS)):
+        click.echo(damaged, err=True)
     if output in ("json", "yaml"):
         print_data(jobs, output)
     elif output == "name":

@@ -104,9 +104,8 @@ def _local_runs_named() -> Iterator[None]:
     try:
         yield
     except NoCluster as exc:
-        if not RUNS.is_dir():
-            raise
-        raise OperatorError(f"{exc}; ringtrain ui shows the runs of dtj local") from exc
+        command = "ringtrain ui" if RUNS.is_dir() else "dtj list --local"
+        raise OperatorError(f"{exc}; {command} shows the runs of dtj local") from exc
 
 
 def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:

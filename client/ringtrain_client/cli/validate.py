@@ -16,8 +16,8 @@ from ringtrain_operator.spec.training_container import describe_training_contain
 from ringtrain_operator.status.situation import counted
 
 from ..local.documents import read_documents
-from ..local.manifest import is_job, job_label, jobs_among
-from ..local.references import object_problems, reference_problems
+from ..local.manifest import is_job, job_label, jobs_among, namespace_of
+from ..local.references import file_problems, image_problems, reference_problems
 from ..local.templates import LocalTemplates
 from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
 from .templates import template_files, templates_of
@@ -61,21 +61,24 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
         about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # its message already names the file
         yield from (f"{about}{line}" for line in problem_lines(exc))
         return
-    yield from (f"{path}: {text}" for text in object_problems(documents))
+    of_file = file_problems(documents, map(namespace_of, jobs))
+    yield from (f"{path}: {problem}" for problem in of_file)
     for template in found:
         problems = part_problems(template.spec, schema)
         yield from (f"{path}: {template}: {problem}" for problem in problems)
         if not problems:
             click.echo(f"{path}: {template} is a valid job template")
     for obj in jobs:
+        images = list(image_problems(obj))
+        yield from (f"{path}: {job_label(obj, jobs)}{problem}" for problem in images)
         try:
             job = parse_job(templates.merged_with_template(obj), schema=schema)
-            references = list(reference_problems(job, documents))
         except OperatorError as exc:
             yield from (f"{path}: {job_label(obj, jobs)}{line}" for line in problem_lines(exc))
             continue
+        references = list(reference_problems(job, documents))
         yield from (f"{path}: {job.name}: {text}" for is_certain, text in references if is_certain)
-        if any(is_certain for is_certain, _ in references):
+        if of_file or images or any(is_certain for is_certain, _ in references):
             continue
         _print_valid(path, job)
         for _, text in references:

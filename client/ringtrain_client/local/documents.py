@@ -63,8 +63,12 @@ def write_documents(documents: Iterable[Any]) -> str:
 
 def _yaml_error_text(error: yaml.YAMLError | UnicodeDecodeError, content: bytes) -> str:
     """Return one line about why `content` is not YAML, with the line of the error."""
+    if isinstance(error, yaml.reader.ReaderError) and error.encoding == "unicode":
+        number = content.decode(errors="replace").count("\n", 0, error.position) + 1
+        return f"line {number}: not YAML: it has the control character {chr(error.character)!r}"
     if isinstance(error, UnicodeDecodeError | yaml.reader.ReaderError):
-        return "not YAML: it has characters that are not text in UTF-8"
+        number = content.count(b"\n", 0, getattr(error, "start", None) or getattr(error, "position", 0)) + 1
+        return f"line {number}: not YAML: it has bytes that are not text in UTF-8"
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return "not YAML"

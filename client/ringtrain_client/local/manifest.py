@@ -13,6 +13,7 @@ from ringtrain_operator.spec.parse import parse_job, update_problems
 from ringtrain_operator.status.model import format_time
 
 from .documents import read_documents
+from .references import file_problems
 from .templates import LocalTemplates
 
 
@@ -36,7 +37,13 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
 
 def job_label(job: dict[str, Any], jobs: list[dict[str, Any]]) -> str:
     """Return the start of an error line about one of a file's `jobs`; empty if the file has no other job."""
-    return f"{(job.get('metadata') or {}).get('name')}: " if len(jobs) > 1 else ""
+    return f"{_name_of(job)}: " if len(jobs) > 1 else ""
+
+
+def namespace_of(job: dict[str, Any]) -> str:
+    """Return the namespace of a job of a file, which need not be valid."""
+    metadata = job.get("metadata")
+    return str((metadata.get("namespace") if isinstance(metadata, dict) else None) or "default")
 
 
 # Kinds that `dtj convert` converts to jobs.
@@ -79,7 +86,10 @@ def load_merged_jobs(path: Path, templates: LocalTemplates) -> list[dict[str, An
     """
     documents = read_documents(path)
     templates.add(documents)
-    return [templates.merged_with_template(job) for job in jobs_among(documents, path)]
+    jobs = jobs_among(documents, path)
+    if problems := file_problems(documents, map(namespace_of, jobs)):
+        raise Invalid(problems)
+    return [templates.merged_with_template(job) for job in jobs]
 
 
 def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, Any]:

@@ -103,6 +103,14 @@ def past_runs(runs: Path) -> list[PastLocalRun]:
     return list(_with_distinct_uids(found))
 
 
+def unreadable_runs_text(runs: Path) -> str:
+    """Return a line about the runs under `runs` whose job.json is damaged; empty if there are none."""
+    damaged = sorted(path.parent.name for path in runs.glob(f"*/{JOB_FILE}") if read_job(path.parent) is None)
+    if not damaged:
+        return ""
+    return f"{JOB_FILE} is damaged in {', '.join(damaged)}; ringtrain list and ringtrain logs still read these runs"
+
+
 def _with_distinct_uids(runs: Iterable[PastLocalRun]) -> Iterator[PastLocalRun]:
     """Yield the runs. A run whose folder is a copy of another run's folder gets a uid of its own."""
     known = set()
@@ -124,7 +132,9 @@ def newest_run(runs: Path, name: str) -> PastLocalRun:
     for run in (*(one for one in found if one.name == name), *(one for one in found if one.directory.name == name)):
         return run
     names = ", ".join(sorted({run.name for run in found})) or "none"
-    raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}")
+    damaged = unreadable_runs_text(runs)
+    more = f". {damaged}" if damaged else ""
+    raise NoSuchRun(f"{runs.resolve()} has no run of {name}; jobs that `dtj local` has run there: {names}{more}")
 
 
 def repeated_run_names(runs: Path) -> dict[str, str]:

@@ -1,13 +1,14 @@
-"""Check that the ConfigMaps and Secrets that a job refers to match those in the same file."""
+"""Checks of the objects in a file besides the job's spec: other objects, and what the job refers to in them."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from ringtrain_operator.contract import KIND
-from ringtrain_operator.errors import found_text, shown, spelling_hint
+from ringtrain_operator.errors import Invalid, Problem, found_text, shown, spelling_hint
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.reserved import templates_of
-from ringtrain_operator.spec.template import containers_of
+from ringtrain_operator.spec.template import TEMPLATES, containers_of, shape_problems
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
 
 from .contents import KINDS, METADATA_FIELDS, read_contents, unknown_fields
@@ -18,15 +19,38 @@ _JOB_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
 _REFERENCES = (("configMap", "ConfigMap"), ("secret", "Secret"))
 
 
+def file_problems(documents: Sequence[Any], namespaces: Iterable[str]) -> list[Problem]:
+    """Return the problems of a file that are not in a job's spec: those of `_object_problems`, and contents of
+    ConfigMaps and Secrets, which jobs in `namespaces` can use, that the API server would refuse."""
+    problems = list(_object_problems(documents))
+    for namespace in dict.fromkeys(namespaces):
+        try:
+            read_contents(documents, namespace)
+        except Invalid as exc:
+            problems += exc.problems
+    return list(dict.fromkeys(problems))
+
+
+def image_problems(job: Mapping[str, Any]) -> Iterator[Problem]:
+    """Yield a problem for each image of a job, valid or not, that the API server accepts and no node can pull."""
+    for path in TEMPLATES:
+        template: Any = job.get("spec")
+        for key in path.split("."):
+            template = template.get(key) if isinstance(template, Mapping) else None
+        if isinstance(template, Mapping) and not shape_problems(template, ""):
+            yield from _template_image_problems(f"spec.{path}.spec", template)
+
+
 def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bool, str]]:
     """Yield a pair for each reference that does not match `documents`: whether the problem is certain, and a text.
 
     A problem is certain if the object in `documents` is in another namespace or lacks a key. It is uncertain if no
-    object has the name but one has a similar name. Other names may exist in the cluster and are not reported. Raises
-    Invalid.
+    object has the name but one has a similar name. Other names may exist in the cluster and are not reported.
     """
-    yield from ((True, text) for text in (*_default_container_problems(job), *_image_problems(job)))
-    here = read_contents(documents, job.namespace)
+    yield from ((True, text) for text in _default_container_problems(job))
+    here = {}
+    with suppress(Invalid):  # file_problems reports it
+        here = read_contents(documents, job.namespace)
     elsewhere = {
         (doc["kind"], str(metadata.get("name"))): metadata.get("namespace")
         for doc in documents
@@ -44,13 +68,14 @@ def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[boo
             yield False, f"{kind} {name} is not in this file; {hint}"
 
 
-def object_problems(documents: Sequence[Any]) -> Iterator[str]:
-    """Yield a text for each document that is no object, each unknown field of an object or of its metadata, each wrong
-    kind or version of a ConfigMap or Secret, and each object that has the name of an earlier one."""
+def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
+    """Yield a problem for each document that is no object, each unknown field of an object or of its metadata, each
+    wrong kind or version of a ConfigMap or Secret, and each object that has the name of an earlier one."""
     names = set()
     for number, document in enumerate(documents, 1):
         if not isinstance(document, Mapping):
-            yield f"document {number} is {shown(document)}; expected an object with apiVersion, kind and metadata"
+            message = f"is {shown(document)}; expected an object with apiVersion, kind and metadata"
+            yield Problem(f"document {number}", message)
             continue
         metadata, kind = document.get("metadata"), str(document.get("kind"))
         metadata = metadata if isinstance(metadata, Mapping) else {}
@@ -58,16 +83,16 @@ def object_problems(documents: Sequence[Any]) -> Iterator[str]:
         meant = next((one for one in KINDS if one.lower() == kind.lower()), None)
         owner = " ".join(str(part) for part in (meant, name) if part)
         if meant is not None and kind != meant:
-            yield f"kind: is {shown(kind)}; did you mean {meant}?"
+            yield Problem("kind", f"is {shown(kind)}; did you mean {meant}?")
         if meant is not None and document.get("apiVersion") != "v1":
-            yield f"{owner}: apiVersion: {found_text(document.get('apiVersion'))}; expected 'v1'"
+            yield Problem(f"{owner}: apiVersion", f"{found_text(document.get('apiVersion'))}; expected 'v1'")
         if kind == KIND:
-            yield from (f"{owner}: {problem}" for problem in unknown_fields(document, "", _JOB_FIELDS))
+            yield from unknown_fields(document, f"{name}: ", _JOB_FIELDS)
         if meant is not None or kind == KIND:
-            yield from (f"{owner}: {problem}" for problem in unknown_fields(metadata, "metadata.", METADATA_FIELDS))
+            yield from unknown_fields(metadata, f"{owner or name}: metadata.", METADATA_FIELDS)
             key = (kind, str(metadata.get("namespace") or "default"), str(name))
             if name is not None and key in names:
-                yield f"{owner}: appears twice; give one of the two another name"
+                yield Problem(owner or str(name), "appears twice; give one of the two another name")
             names.add(key)
 
 
@@ -80,18 +105,17 @@ def _default_container_problems(job: Job) -> Iterator[str]:
             yield f"spec.{path}: annotation {DEFAULT_CONTAINER} is {shown(wanted)}; expected one of {', '.join(names)}"
 
 
-def _image_problems(job: Job) -> Iterator[str]:
-    """Yield a text for each image that the API server accepts and no node can pull."""
-    for path, template in templates_of(job.spec).items():
-        for container in (*containers_of(template, "initContainers"), *containers_of(template)):
+def _template_image_problems(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
+    for field in ("initContainers", "containers"):
+        for index, container in enumerate(containers_of(template, field)):
             image = str(container.get("image") or "")
             first, *rest = image.partition("@")[0].split("/")
             # As in Docker, a first part with a dot, a port or upper-case letters is a registry if more parts follow.
             is_registry = rest and (first != first.lower() or first == "localhost" or set(first) & set(".:"))
             repository = "/".join(rest if is_registry else [first, *rest]).partition(":")[0]
             if len(image.split()) > 1 or repository != repository.lower():
-                where = f"spec.{path}: image of container {container.get('name')}"
-                yield f"{where} is {shown(image)}; expected no space and a repository in lower case"
+                where = f"{path}.{field}[{index}].image"
+                yield Problem(where, f"is {shown(image)}; expected no space and a repository in lower case")
 
 
 def _required_references(job: Job) -> Iterator[tuple[str, str, set[str]]]:

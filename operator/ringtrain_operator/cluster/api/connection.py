@@ -53,8 +53,9 @@ class ApiConnection:
             return replace(cls.of_context(chosen, env), namespace=namespace)
         if not host:
             raise NoCluster(
-                f"the kubeconfig {chosen.where} names no cluster in its current context; set "
-                "KUBECONFIG, or use --kubeconfig or --context"
+                f"the kubeconfig {chosen.where} "
+                f"{'names no cluster in its current context' if chosen.is_read else 'does not exist'}; set KUBECONFIG, "
+                "or use --kubeconfig or --context"
             )
         found = cls.of_service_account(folder, host, env.get("KUBERNETES_SERVICE_PORT", "443"))
         return replace(found, namespace=namespace, proxy=proxy_of_environment(found.server, env))

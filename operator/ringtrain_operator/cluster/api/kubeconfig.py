@@ -106,12 +106,14 @@ class _File(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class ChosenContext:
-    """Cluster, user and namespace of the selected context. `where`: names of the files, for messages."""
+    """Cluster, user and namespace of the selected context. `where`: names of the files, for messages. `is_read`:
+    whether any of them exists."""
 
     where: str
     cluster: Cluster
     user: User
     namespace: str
+    is_read: bool
 
 
 def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path], bool]:
@@ -139,9 +141,8 @@ def choose_context(env: Mapping[str, str], explicit: str, context: str) -> Chose
         )
     chosen = contexts.get(name, Context())
     # kubectl treats a missing cluster or user as one without fields.
-    return ChosenContext(
-        where, clusters.get(chosen.cluster, Cluster()), users.get(chosen.user, User()), chosen.namespace
-    )
+    cluster, user = clusters.get(chosen.cluster, Cluster()), users.get(chosen.user, User())
+    return ChosenContext(where, cluster, user, chosen.namespace, bool(files))
 
 
 def data_or_file(data: str, path: str, field: str) -> str:

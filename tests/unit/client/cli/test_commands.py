@@ -248,7 +248,7 @@ def test_objects_beside_a_job_that_kubernetes_accepts(beside: dict[str, Any]) ->
         ({"apiVersion": "v1", "kind": "Configmap", "metadata": {"name": "c"}}, "did you mean ConfigMap?"),
         (job(), "digits: appears twice; give one of the two another name"),
         ({**job("other"), "sepc": {}}, "other: sepc: is not a field here; did you mean spec?"),
-        (["x"], "document 2 is ['x']; expected an object with apiVersion, kind and metadata"),
+        (["x"], "document 2: is ['x']; expected an object with apiVersion, kind and metadata"),
     ],
     ids=["kind", "twice", "field", "list"],
 )
@@ -256,6 +256,29 @@ def test_documents_beside_a_job(beside: Any, said: str) -> None:
     """Kinds, names and fields of all objects of a file are checked."""
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([job(), beside]))
     assert (result.exit_code, said in result.stderr) == (1, True), result.output
+
+
+def test_all_problems_of_a_file_are_said_at_once() -> None:
+    """Those of the job's fields, of its image and of a Secret beside it; and nothing is called valid."""
+    made = job()
+    made["spec"]["worker"]["template"]["spec"]["restartPolicy"] = "Always"
+    made["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = "a b"
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "data": {"a": "%%"}}
+    text = yaml.safe_dump_all([made, secret])
+    result = CliRunner().invoke(main, ["validate", "-"], input=text)
+    assert result.exit_code == 1
+    for said in ("Secret s: data.a", "restartPolicy: is 'Always'", "containers[0].image: is 'a b'"):
+        assert said in result.stderr
+    assert "is valid" not in result.output
+
+
+@pytest.mark.parametrize("beside", [{**job("other"), "specs": {}}, OBJECTS[0][0]], ids=["job", "object"])
+def test_what_validate_refuses_beside_a_job_render_refuses_too(beside: Any, tmp_path: Path) -> None:
+    """Not only in the job's spec."""
+    file = tmp_path / "job.yaml"
+    file.write_text(yaml.safe_dump_all([job(), beside]))
+    for command in ("validate", "render"):
+        assert CliRunner().invoke(main, [command, str(file)]).exit_code == 1
 
 
 def test_an_annotation_that_names_no_container() -> None:

@@ -71,6 +71,14 @@ def test_a_job_without_a_status_is_said_to_be_unprocessed(capsys: pytest.Capture
     assert "Pending  0/2      0         no operator has processed it" in capsys.readouterr().out
 
 
+def test_damaged_runs_are_named(in_runs: None, tmp_path: Path) -> None:
+    """They are missing in the list."""
+    file = tmp_path / "runs" / "digits-20260101-000000" / "job.json"
+    file.write_text(file.read_text()[:50])
+    for command in (["list"], ["logs", "digits-20260101-000000"]):
+        assert "is damaged in digits-20260101-000000" in CliRunner().invoke(main, [*command, "--local"]).stderr
+
+
 def test_names_of_runs_are_distinct(in_runs: None, tmp_path: Path) -> None:
     """A job that ran twice is listed by the names of its runs, with `-o name`, too."""
     copied = tmp_path / "runs" / "digits-again"

@@ -142,8 +142,8 @@ def test_a_plain_word_is_read_as_by_kubectl(tmp_path: Path, words: list[str]) ->
         (b"a: 'b\n", "line 2, column 1: not YAML: the file ends before a quote or bracket is closed"),
         (b"a: 1\n  b: 2\n", "line 2, column 4: not YAML: found 'b: 2'"),
         (b"a: *b\n", "line 1, column 4: not YAML: *b is not defined; put the value in quotes if it begins with *"),
-        (b"a: \xff\n", "not YAML: it has characters that are not text in UTF-8"),
-        (b"a: \x01\n", "not YAML: it has characters that are not text in UTF-8"),
+        (b"b: 1\na: \xff\n", "line 2: not YAML: it has bytes that are not text in UTF-8"),
+        (b"b: 1\na: \x01\n", "line 2: not YAML: it has the control character '\\x01'"),
     ],
 )
 def test_what_is_not_yaml_is_one_line_with_its_place(tmp_path: Path, content: bytes, says: str) -> None:
