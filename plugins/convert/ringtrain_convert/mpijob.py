@@ -18,7 +18,7 @@ from ringtrain_convert.metadata import (
     unknown_fields,
 )
 from ringtrain_convert.roles import command_text
-from ringtrain_convert.source_labels import TRAINING, add_source_labels
+from ringtrain_convert.source_labels import TRAINING, add_source_labels, with_texts
 from ringtrain_operator.errors import Invalid, Problem, found_text, shown
 from ringtrain_operator.spec.pod_rules import quantity_value
 from ringtrain_operator.spec.template import shape_problems, template_devices
@@ -67,6 +67,7 @@ _SHAPE: dict[str, Any] = {
     },
 }
 
+_REPLICA_TYPE = f"{TRAINING}replica-type"
 _DROPPED = {
     "sshAuthMountPath": "there are no ssh keys to mount: the agents start mpirun's daemons",
     "launcherCreationPolicy": "the launcher always waits until all workers are there",
@@ -150,7 +151,8 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
             "spec.runLauncherAsWorker is left out: a launcher never gets devices, so its ranks are those of one "
             "more worker, with the worker's template"
         )
-    notes += [*_size_notes(made), *_names_of_workers(obj, made)]
+    notes += _size_notes(made)
+    _resolve_names_of_workers(obj, made, notes)
     notes += [f"spec.{name} is left out: {why}" for name, why in _DROPPED.items() if name in spec]
     for role, replica in (("Launcher", launcher), ("Worker", worker)):
         if replica.get("restartPolicy") not in (None, "Never"):
@@ -170,8 +172,11 @@ def _unknown_mpijob_fields(obj: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
-    """Return the labels that mpi-operator gives to pods (defaultLabels in mpi_job_controller.go)."""
+    """Return the labels of pods, of mpi-operator (defaultLabels in mpi_job_controller.go), or of the training operator
+    (defaultReplicaLabels in mpijob.go), whose MPIJobs are of version v1."""
     labels = {f"{TRAINING}operator-name": "mpi-operator", f"{TRAINING}job-role": role.lower()}
+    if obj.get("apiVersion") == f"{_API_GROUP}v1":
+        labels = {f"{TRAINING}operator-name": "mpijob-controller", _REPLICA_TYPE: role.lower()}
     name = (obj.get("metadata") or {}).get("name")
     return labels | ({f"{TRAINING}job-name": str(name)} if name else {})
 
@@ -282,18 +287,24 @@ def _size_notes(made: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _names_of_workers(obj: Mapping[str, Any], made: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each worker's host name in a command or variable that does not resolve in the converted job.
+def _resolve_names_of_workers(obj: Mapping[str, Any], made: dict[str, Any], notes: list[str]) -> None:
+    """Replace workers' host names in commands and variables, in place, by names that resolve in the converted job.
 
     `made`: spec of the converted job.
     """
     job = str((obj.get("metadata") or {}).get("name") or "")
-    mains = (made[section]["template"]["spec"]["containers"][0] for section in ("launcher", "worker"))
-    text = str([[main.get(field) for field in ("command", "args", "env")] for main in mains])
-    names = re.findall(rf"(?:(?<=//)|(?<![\w./-]))({re.escape(job)}-worker-\d+)((?:\.[\w-]+)*)", text) if job else []
-    for name, domain in sorted(set(names)):
-        if domain != f".{job}":
-            yield f"{name}{domain} in the command or env does not resolve here: write {name}.{job}"
+    if not job:
+        return
+    pattern = re.compile(
+        rf"(?:(?<=//)|(?<![\w./-]))({re.escape(job)}-worker-\d+)(?!\.{re.escape(job)}(?![\w.-]))(?:\.[\w-]+)*"
+    )
+    for section in ("launcher", "worker"):
+        main = made[section]["template"]["spec"]["containers"][0]
+        for field in ("command", "args", "env"):
+            for found in pattern.finditer(str(main.get(field))):
+                notes.append(f"{found[0]} in the {field} becomes {found[1]}.{job}, which resolves here")
+            if main.get(field):
+                main[field] = with_texts(main[field], lambda text: pattern.sub(rf"\1.{job}", text))
 
 
 def _converted_mpijob_template(
@@ -302,7 +313,9 @@ def _converted_mpijob_template(
     """Return a role's pod template with its main container first, without fields that the operator sets."""
     path = f"spec.mpiReplicaSpecs.{role}.template"
     template = carried_template(replica["template"], path=path, notes=notes)
-    add_source_labels(template, replica["labels"], path, notes)
+    # A selector with this label finds no pod of an mpi-operator either.
+    absent = () if _REPLICA_TYPE in replica["labels"] else (_REPLICA_TYPE,)
+    add_source_labels(template, replica["labels"], path, notes, absent)
     pod = template["spec"]
     _drop_waiting_containers(pod, path, notes)
     name, first = spec.get("mainContainer"), pod["containers"][0]

@@ -1,7 +1,7 @@
 """Labels of the original operator's pods: common ones are copied, references to a pod's index are replaced."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 from ringtrain_operator.contract import LABEL_WORKER_INDEX
@@ -14,18 +14,20 @@ _INDEX = frozenset({f"{TRAINING}replica-index", f"{_JOB}job-completion-index"})
 _FIELD_PATH = re.compile(r"metadata\.(?:labels|annotations)\['([^']+)'\]")
 
 
-def add_source_labels(template: dict[str, Any], labels: Mapping[str, str], path: str, notes: list[str]) -> None:
+def add_source_labels(
+    template: dict[str, Any], labels: Mapping[str, str], path: str, notes: list[str], absent: Collection[str] = ()
+) -> None:
     """Add `labels` of the original pods to a template and replace references to their index label, in place.
 
-    References to other labels of the source are reported in `notes`.
+    References to other labels of the source are reported in `notes`, except for `absent`, which its pods do not have.
     """
     metadata = template["metadata"] = template.get("metadata") or {}
     metadata["labels"] = {**(metadata.get("labels") or {}), **labels}
     named = set(_source_labels_in(template["spec"]))
-    template["spec"] = _with_our_index(template["spec"])
+    template["spec"] = with_texts(template["spec"], _with_our_index)
     if indexes := sorted(named & _INDEX):
         notes.append(f"{path}: {', '.join(indexes)} becomes {LABEL_WORKER_INDEX}, which counts all workers from 0")
-    for label in sorted(named - _INDEX - labels.keys()):
+    for label in sorted(named - _INDEX - labels.keys() - {*absent}):
         notes.append(f"{path} reads the label {label}, which no pod has here: leave it out")
 
 
@@ -51,11 +53,17 @@ def texts_of(value: Any) -> Iterator[str]:
         yield value
 
 
-def _with_our_index(value: Any) -> Any:
+def with_texts(value: Any, replaced: Callable[[str], str]) -> Any:
+    """Return a copy of a value of a manifest whose keys and strings are replaced."""
     if isinstance(value, Mapping):
-        return {LABEL_WORKER_INDEX if key in _INDEX else key: _with_our_index(inner) for key, inner in value.items()}
+        return {with_texts(key, replaced): with_texts(inner, replaced) for key, inner in value.items()}
     if isinstance(value, list):
-        return [_with_our_index(inner) for inner in value]
-    if isinstance(value, str) and (found := _FIELD_PATH.fullmatch(value)) and found[1] in _INDEX:
+        return [with_texts(inner, replaced) for inner in value]
+    return replaced(value) if isinstance(value, str) else value
+
+
+def _with_our_index(text: str) -> str:
+    found = _FIELD_PATH.fullmatch(text)
+    if found and found[1] in _INDEX:
         return f"metadata.labels['{LABEL_WORKER_INDEX}']"
-    return LABEL_WORKER_INDEX if isinstance(value, str) and value in _INDEX else value
+    return LABEL_WORKER_INDEX if text in _INDEX else text
