@@ -1,4 +1,4 @@
-"""Converter of JobSets, Jobs and Volcano's Jobs whose containers start torchrun or mpirun.
+"""Converter of JobSets, Volcano's Jobs, and Jobs whose containers start ranks.
 
 The pods of one replicated job (or task) are the workers; one additional pod may run mpirun.
 """
@@ -24,7 +24,14 @@ from ringtrain_convert.mpijob import (
 )
 from ringtrain_convert.roles import ConvertedPod, Role, command_text, worker_of_roles
 from ringtrain_convert.source_labels import add_source_labels, texts_of
-from ringtrain_convert.torchrun import TORCHRUN, counted_torchrun, give_torchrun_variables, gpus_among
+from ringtrain_convert.torchrun import (
+    TORCHRUN,
+    counted_torchrun,
+    give_torchrun_variables,
+    gpus_among,
+    hosts_of_ranks,
+    quoted_command_word,
+)
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
 
@@ -32,15 +39,36 @@ Json = dict[str, Any]
 
 _KINDS = {("JobSet", "jobset.x-k8s.io/"): "jobset", ("Job", "batch.volcano.sh/"): "volcano", ("Job", "batch/"): "job"}
 _TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
+# Programs that start the ranks of a pod as torchrun does, but take the size of the world only from their options.
+_OTHER_STARTERS = re.compile(
+    r"\b(accelerate(?:\.commands\.|\s+)launch|deepspeed(?=\s)|colossalai\s+run|ft_launcher|tune\s+run)\b"
+)
 _MPIRUN = re.compile(r"\b(mpirun|mpiexec|orterun|prterun)\b")
-_NODES = re.compile(r"--nnodes[= ](\d+)\b")
+_NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ](\d+)\b")
 _SEVERAL_NODES = re.compile(r"(--nnodes[= ',]+|PET_NNODES)(?!1\b)")
 # Hosts and numbers of pods that Volcano writes to files and variables; mpirun's option that reads such a variable.
 _OF_VOLCANO = re.compile(r"/etc/volcano/[\w.-]+|VC_\w+_(HOSTS|NUM)|(?<=\$)\{?MPI_HOST\b")
+# Text before a host name, which is not in a path; after it, the namespace by its name or by a variable of the script.
+_BEFORE_HOST = r"(?:(?<=//)|(?<![\w./-]))"
+_DOMAIN = r"(?:\.(?:[\w-]+|\$\{?\w+\}?))*"
+_PARAMETER_SERVER = "is a parameter server; ranks average their gradients: use a strategy without servers"
+# Pods whose processes find each other in a way that only the original kind provides, by name and template of the role.
+_ELSEWHERE = {
+    r"google\.com/tpu|cloud\.google\.com/gke-tpu": "has TPUs: GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES only in "
+    "pods of Jobs and JobSets, so leave the job as it is",
+    r"\A(?:ps|pserver|parameter-?server)\n|--job_name[= ]ps\b": _PARAMETER_SERVER,
+    r"\bray start\b|['/]ray:|rayproject/": "starts Ray, which starts its workers itself: pass the training function to "
+    "ringtrain.ray.run there",
+    r"\bflux (?:start|run|submit)\b|\bfluxgen\b": "starts its processes by flux: write mpirun in its place",
+}
 _HOSTS_OPTION = re.compile(r"""\s--?(?:H|host)[= ]+"?\$\{?(\w+)\}?"?(?=\s)""")
 # Set by the agent for each rank.
 _RANK_VARIABLES = frozenset({"MASTER_ADDR", "MASTER_PORT", "RANK", "WORLD_SIZE", "LOCAL_RANK"})
-_INDEX = {"job": "JOB_COMPLETION_INDEX", "jobset": "JOB_COMPLETION_INDEX", "volcano": "VC_TASK_INDEX"}
+_INDEX = {
+    "job": ("JOB_COMPLETION_INDEX",),
+    "jobset": ("JOB_COMPLETION_INDEX",),
+    "volcano": ("VC_TASK_INDEX", "VK_TASK_INDEX"),
+}
 _DEFAULT_RETRIES = 3
 _SHAPE = {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {"failurePolicy": {}}}
 _READ = {
@@ -52,7 +80,7 @@ _READ = {
 
 
 def is_batchjob(obj: Mapping[str, Any]) -> bool:
-    """Return whether `obj` is a JobSet, a Job of Volcano, or a Job of Kubernetes that starts torchrun or mpirun."""
+    """Return whether `obj` is a JobSet, a Job of Volcano, or a Job of Kubernetes that starts ranks."""
     kind = _batchjob_kind(obj)
     return kind in ("jobset", "volcano") or (kind == "job" and bool(_started("\n".join(texts_of(obj.get("spec"))))))
 
@@ -66,15 +94,18 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     notes = ["the image is not changed: the operator adds the agent to the pods"]
     roles = list(_batchjob_roles(kind, spec))
     name = str((obj.get("metadata") or {}).get("name") or "")
+    if not roles:
+        raise Invalid([Problem("spec", "has no pods")])
     starting = [role for role in roles if _started(role.text)]
-    if not starting:
-        message = "starts neither torchrun nor mpirun, so its ranks are not known: write a DistributedTrainingJob"
-        raise Invalid([Problem(roles[0].path if roles else "spec", message)])
-    if _started(starting[0].text) == "mpirun":
+    for role in roles:
+        text = f"{role.name}\n{role.text}\n{role.template}"
+        if why := next((why for pattern, why in _ELSEWHERE.items() if re.search(pattern, text)), ""):
+            raise Invalid([Problem(role.path, why)])
+    if starting and _started(starting[0].text) == "mpirun" and sum(role.pods for role in roles) > 1:
         made = _mpi_section(kind, starting[0], roles, notes)
     else:
-        made = _torchrun_section(kind, name, starting, roles, notes)
-    made |= {"agent": "Inject", "runPolicy": _batchjob_run_policy(kind, spec, starting[0], notes)}
+        made = _ring_section(kind, name, starting, roles, notes)
+    made |= {"agent": "Inject", "runPolicy": _batchjob_run_policy(kind, spec, (starting or roles)[0], notes)}
     if kind == "volcano":
         queue = {"queue": spec["queue"]} if spec.get("queue") else {}
         made["scheduling"] = {"gang": "Volcano", **queue}
@@ -90,8 +121,11 @@ def _batchjob_kind(obj: Mapping[str, Any]) -> str:
 
 
 def _started(text: str) -> str:
-    """Return the program in `text` that starts ranks, mpirun or torchrun; empty if it has neither."""
-    return "mpirun" if _MPIRUN.search(text) else "torchrun" if _TORCHRUN.search(text) else ""
+    """Return the program in `text` that starts ranks, mpirun, torchrun or one like torchrun; empty if there is none."""
+    if _MPIRUN.search(text):
+        return "mpirun"
+    found = _OTHER_STARTERS.search(text)
+    return "torchrun" if _TORCHRUN.search(text) else found[1] if found else ""
 
 
 def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
@@ -129,7 +163,8 @@ def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner
         message = f"is {numbers['completions']}, and parallelism {pods}: ranks are pods that run at the same time"
         raise Invalid([Problem(f"{path}.completions", message)])
     template = _whole_template(job.get("template") or {}, f"{path}.template")
-    return Role(name, f"{path}.template", replicas * pods, template, numbers.get("backoffLimit", BACKOFF_LIMIT), owner)
+    retries = numbers.get("backoffLimit", BACKOFF_LIMIT)
+    return Role(name, f"{path}.template", replicas * pods, template, retries, owner, pods)
 
 
 def _whole_template(template: Json, path: str) -> Json:
@@ -147,44 +182,117 @@ def _carried(kind: str, role: Role, notes: list[str]) -> tuple[Json, Json]:
     starting = (str(one.get("name")) for one in template["spec"]["containers"] if _started(command_text(one)))
     put_training_container_first(template, *starting)
     add_source_labels(template, {}, role.path, notes)
-    if kind == "volcano":
-        template["spec"].pop("schedulerName", None)
+    for field in ("hostname", "subdomain", *(["schedulerName"] if kind == "volcano" else [])):
+        template["spec"].pop(field, None)
     return template, template["spec"]["containers"][0]
 
 
-def _torchrun_section(kind: str, name: str, starting: list[Role], roles: list[Role], notes: list[str]) -> Json:
+def _ring_section(kind: str, name: str, starting: list[Role], roles: list[Role], notes: list[str]) -> Json:
+    """Return slotsPerWorker and worker of a job whose pods are the nodes of torchrun, or single ranks."""
     for role in roles:
-        if role not in starting:
+        if starting and role not in starting:
             message = f"does not start torchrun, as {starting[0].name}'s pods do: leave it out, or run it by itself"
             raise Invalid([Problem(role.path, message)])
     pods = sum(role.pods for role in roles)
-    if pods > 1 and any(not _SEVERAL_NODES.search(str(role.template)) for role in roles):
-        notes.append(f"torchrun has no --nnodes, so each pod is a world there; here all {pods} pods are one world")
-    for role in roles:
-        if (nodes := _NODES.search(role.text)) and int(nodes[1]) not in (pods, 1):
-            message = f"starts torchrun with {nodes[0]}, and there are {pods} pods: each would be in several worlds"
-            raise Invalid([Problem(role.path, message)])
-    worker, slots = worker_of_roles(roles, lambda role, _: _torchrun_pod(kind, name, role, notes), notes)
+    if pods > 1:
+        notes += _world_notes(starting, roles, pods)
+    worker, slots = worker_of_roles(roles, lambda role, _: _ring_pod(kind, name, role, roles, notes), notes)
     return {"slotsPerWorker": slots, "worker": worker}
 
 
-def _torchrun_pod(kind: str, name: str, role: Role, notes: list[str]) -> ConvertedPod:
+def _world_notes(starting: list[Role], roles: list[Role], pods: int) -> Iterator[str]:
+    """Yield a note if the pods were not one world of the original job. Raises Invalid if they were several worlds."""
+    if not starting:
+        yield f"each of the {pods} pods is one rank, and has the variables of a rank, such as RANK"
+    elif any(_TORCHRUN.search(role.text) and not _SEVERAL_NODES.search(str(role.template)) for role in roles):
+        yield f"torchrun has no --nnodes, so each pod is a world there; here all {pods} pods are one world"
+    for role in roles:
+        if (by_ssh := re.search(r"\b(deepspeed|colossalai)\s", role.text)) and "--no_ssh" not in role.text:
+            message = f"starts {by_ssh[1]}, which reaches the other pods by ssh, and none has an sshd: write torchrun"
+            raise Invalid([Problem(role.path, message)])
+        if (nodes := _NODES.search(role.text)) and int(nodes[1]) not in (pods, 1):
+            message = f"starts torchrun with {nodes[0]}, and there are {pods} pods: each would be in several worlds"
+            raise Invalid([Problem(role.path, message)])
+
+
+def _ring_pod(kind: str, name: str, role: Role, roles: list[Role], notes: list[str]) -> ConvertedPod:
     """Return a role's pod with the command of its ranks. `name`: name of the original job."""
     template, main = _carried(kind, role, notes)
     _drop_rank_variables(main, notes)
     devices = take_devices(main)
     path = f"{role.path}.spec.containers[0]"
+    given = _take_hosts(main, _host_of_first_pod(kind, name, roles[0]), notes)
     command = take_command(main, path, notes)
     ranks, program = counted_torchrun(command, "1", gpus_among(devices), notes)
+    text = str([program or command, main.get("env")])
     if not ranks:
-        text = str([command, main.get("env")])
-        if name and (host := re.search(rf"\b{re.escape(name)}(?:-[\w-]+|\.\S*\bsvc\b)", text)):
+        pattern = rf"{_BEFORE_HOST}{re.escape(name)}(?:-(?:[\w-]+-)?\d+(?![\w-])|\.\S*\bsvc\b)"
+        if name and (host := re.search(pattern, text)):
             message = f"names the host {host[0]}, which no pod has here: write $MASTER_ADDR"
             raise Invalid([Problem(path, message)])
-        program = give_torchrun_variables(command, {**TORCHRUN, _INDEX[kind]: "$RANK"}, notes)
-    main["command"] = program
-    _refuse_hosts_of_volcano(main, path, "write $MASTER_ADDR and $WORLD_SIZE")
+        given |= {
+            **(TORCHRUN if _TORCHRUN.search(role.text) else {}),
+            **dict.fromkeys(_INDEX[kind], _index_of_pod(roles)),
+        }
+    if kind == "volcano":
+        given |= _hosts_of_volcano(roles, text) if ranks < 2 else {}
+        _refuse_hosts_of_volcano(re.sub("|".join(given) or "$", "", text), path, "write $MASTER_ADDR and $WORLD_SIZE")
+    main["command"] = give_torchrun_variables(program or command, given, notes)
     return ConvertedPod(template, devices, ranks or 1)
+
+
+def _host_of_first_pod(kind: str, name: str, first: Role) -> re.Pattern[str]:
+    """Return a pattern of the host names of the first pod of `first`. `name`: name of the original job."""
+    pod = {"job": "0", "jobset": f"{first.name}-0-0", "volcano": f"{first.name}-0"}[kind]
+    subdomain = first.template["spec"].get("subdomain") or (name if kind == "volcano" else "")
+    service = r"[\w-]+" if kind == "jobset" else re.escape(str(subdomain))
+    if not name or not service:
+        return re.compile(r"(?!)")
+    return re.compile(rf"{_BEFORE_HOST}{re.escape(f'{name}-{pod}')}\.{service}{_DOMAIN}(?![\w-])")
+
+
+def _take_hosts(main: Json, host: re.Pattern[str], notes: list[str]) -> dict[str, str]:
+    """Replace host names in a container's command and arguments by $(MASTER_ADDR), in place.
+
+    Variables that contain such a name are removed, and returned as a shell's text.
+    """
+    given: dict[str, str] = {}
+    found: set[str] = set()
+    for field in ("command", "args"):
+        if words := main.get(field):
+            found |= {name for word in words for name in host.findall(word)}
+            main[field] = [host.sub("$(MASTER_ADDR)", word) for word in words]
+    for variable in list(main.get("env") or ()):
+        value = str(variable.get("value") or "")
+        if names := host.findall(value):
+            found |= {*names}
+            given[str(variable["name"])] = "$MASTER_ADDR".join(map(quoted_command_word, host.split(value)))
+            main["env"].remove(variable)
+    notes += [f"{name} becomes $MASTER_ADDR, the address of the first worker" for name in sorted(found)]
+    return given
+
+
+def _index_of_pod(roles: list[Role]) -> str:
+    """Return a shell's text for the index of a pod in its Job, or in its task, by its rank."""
+    text, end = "", sum(role.pods for role in roles)
+    for role in reversed(roles):
+        start = end - role.pods
+        own = f"RANK - {start}" if start else "RANK"
+        if 0 < role.per_job < role.pods:
+            own = f"({own}) % {role.per_job}"
+        text, end = f"RANK < {end} ? {own} : {text}" if text else own, start
+    return "$RANK" if text == "RANK" else f"$(({text}))"
+
+
+def _hosts_of_volcano(roles: list[Role], text: str) -> dict[str, str]:
+    """Return the variables with hosts and numbers of pods, which Volcano sets for each task, that `text` reads."""
+    given, start = {}, 1
+    for role in roles:
+        task, end = f"VC_{role.name.replace('-', '_').upper()}", start + role.pods - 1
+        given[f"{task}_NUM"] = str(role.pods)
+        given[f"{task}_HOSTS"] = hosts_of_ranks(f"{start}-{end}")
+        start = end + 1
+    return {name: value for name, value in given.items() if name in text}
 
 
 def _drop_rank_variables(main: Json, notes: list[str]) -> None:
@@ -205,7 +313,7 @@ def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str])
     if take_devices(main):
         notes.append("the launcher's devices are left out: a launcher never gets devices")
     main["command"] = [_without_worker_hosts(word, worker.name, notes) for word in take_command(main, path, notes)]
-    _refuse_hosts_of_volcano(main, path, "leave it out, mpirun gets its hosts")
+    _refuse_hosts_of_volcano("\n".join(main["command"]), path, "leave it out, mpirun gets its hosts")
     notes += command_notes(main["command"])
     template, container = _carried(kind, worker, notes)
     drop_worker_command(container, notes)
@@ -220,8 +328,8 @@ def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str])
     return {"backend": "mpi", "slotsPerWorker": slots, "worker": made, "launcher": {"template": launcher}}
 
 
-def _refuse_hosts_of_volcano(main: Json, path: str, way_out: str) -> None:
-    if found := _OF_VOLCANO.search("\n".join(main["command"])):
+def _refuse_hosts_of_volcano(text: str, path: str, way_out: str) -> None:
+    if found := _OF_VOLCANO.search(text):
         raise Invalid([Problem(path, f"reads {found[0].strip('{')}, which is not made here: {way_out}")])
 
 

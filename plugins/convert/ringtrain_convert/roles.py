@@ -12,7 +12,7 @@ Json = dict[str, Any]
 @dataclass(frozen=True)
 class Role:
     """Pods of one template. `path`: path of the template's field. `retries`: backoffLimit of the template's Job.
-    `owner`: metadata of the object with the template."""
+    `owner`: metadata of the object with the template. `per_job`: pods of each Job of a JobSet; 0 without Jobs."""
 
     name: str
     path: str
@@ -20,6 +20,7 @@ class Role:
     template: Json
     retries: int = 0
     owner: Mapping[str, Any] = field(default_factory=dict)
+    per_job: int = 0
 
     @property
     def text(self) -> str:

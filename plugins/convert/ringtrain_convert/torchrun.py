@@ -237,6 +237,11 @@ def torchrun_ranks(wanted: str, gpus: int) -> int:
     return gpus if wanted in ("auto", "gpu") else 0
 
 
+def hosts_of_ranks(fields: str) -> str:
+    """Return a shell's text for a comma-separated list of hosts. `fields`: their places from 1, as cut's option -f."""
+    return f"$(echo $RINGTRAIN_RING_ADDRESSES, | cut -d, -f{fields} | sed 's/:[0-9]*,/,/g; s/:[0-9]*$//; s/,$//')"
+
+
 def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str], notes: list[str]) -> list[str]:
     """Return the command with `variables` set before it. A shell expands the agent's variables in their values.
 

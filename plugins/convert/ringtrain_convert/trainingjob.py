@@ -25,6 +25,7 @@ from ringtrain_convert.torchrun import (
     elastic_section,
     expanded_by_kubernetes,
     give_torchrun_variables,
+    hosts_of_ranks,
     torch_ranks,
 )
 from ringtrain_operator.contract import API_VERSION, KIND
@@ -32,6 +33,8 @@ from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
 
 _VERSION = "kubeflow.org/v1"
+# Of a worker's container, if it names none (xgboost_types.go).
+_XGBOOST_PORT = 9999
 _RETRIES_ITSELF = ("OnFailure", "Always", "ExitCode")
 
 
@@ -78,7 +81,6 @@ _KINDS = {
         "xgbReplicaSpecs",
         "xgboost",
         ("Master", "Worker"),
-        notes=("WORKER_ADDRS and WORKER_PORT (of LightGBM) are not set: RINGTRAIN_RING_ADDRESSES has all hosts",),
     ),
 }
 _INJECTED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TF_CONFIG", "WORKER_ADDRS", "WORKER_PORT")
@@ -200,12 +202,20 @@ def _trainingjob_pod(obj: Mapping[str, Any], role: Role, label: str, notes: list
     command, slots = take_command(main, path, notes), 1
     if obj["kind"] == "PyTorchJob":
         command, slots = torch_ranks(command, obj["spec"], devices, notes)
-    main["command"] = give_torchrun_variables(command, kind.given, notes)
-    if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *kind.given]):
+    given = {**kind.given, **(_lightgbm_variables(main) if obj["kind"] == "XGBoostJob" else {})}
+    main["command"] = give_torchrun_variables(command, given, notes)
+    if found := expanded_by_kubernetes(main, [*_INJECTED, *TORCHRUN, *given]):
         message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem(path, message)])
+    _resolve_local_address(obj, main, notes)
     notes += _names_of_services(obj, main)
     return ConvertedPod(template, devices, slots)
+
+
+def _lightgbm_variables(main: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables with the other ranks' hosts, which are empty in a world of one rank."""
+    ports = {port.get("name"): port.get("containerPort") for port in main.get("ports") or ()}
+    return {"WORKER_ADDRS": hosts_of_ranks("2-"), "WORKER_PORT": str(ports.get("xgboostjob-port") or _XGBOOST_PORT)}
 
 
 def _trainingjob_template(
@@ -221,7 +231,7 @@ def _trainingjob_template(
 
 
 def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each name of a Service, such as JOB-master-0 or the pod's own, in the command or variables.
+    """Yield a note for each name of a Service, such as JOB-master-0, in the command or variables.
 
     No pod of the converted job has such a name.
     """
@@ -230,12 +240,18 @@ def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Itera
     for role in ("master", "worker", "chief", "ps"):
         if name and (service := f"{name}-{role}-") in text:
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
+
+
+def _resolve_local_address(obj: Mapping[str, Any], main: dict[str, Any], notes: list[str]) -> None:
+    """Append the job's Service, in place, to the pod's name in torchrun's option --local-addr."""
+    name = (obj.get("metadata") or {}).get("name")
     fields = {one.get("name"): (one.get("valueFrom") or {}).get("fieldRef") or {} for one in main.get("env") or ()}
     pod_names = (str(name) for name, field in fields.items() if field.get("fieldPath") == "metadata.name")
     names = ["HOSTNAME", "hostname", *pod_names]
     pattern = rf"--local[-_]addr[= ]\S*\b(?:{'|'.join(map(re.escape, names))})\b\S*"
-    if found := re.search(pattern, " ".join(main["command"])):
-        yield f"{found[0]} in the command: the name of a pod has no Service here; leave it out"
+    for found in re.findall(pattern, " ".join(main["command"])) if name else ():
+        notes.append(f"{found} in the command becomes {found}.{name}, which resolves here")
+        main["command"] = [word.replace(found, f"{found}.{name}") for word in main["command"]]
 
 
 def _trainingjob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
