@@ -1,5 +1,8 @@
 """Command `dtj convert FILE`, which converts other operators' jobs to DistributedTrainingJobs."""
 
+import functools
+import shlex
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,8 +11,9 @@ import click
 from ringtrain_client.cli.session import ClusterAccess, ClusterOptions, Json, cluster_options, with_session
 from ringtrain_client.local.documents import read_documents, write_documents
 from ringtrain_convert.batchjob import convert_batchjob, is_batchjob
+from ringtrain_convert.entrypoints import Entrypoints, Program, images_with_arguments, read_entrypoint, with_programs
 from ringtrain_convert.known_runtimes import TRAINER_VERSION, known_runtime
-from ringtrain_convert.metadata import Converted
+from ringtrain_convert.metadata import Converted, NoCommand
 from ringtrain_convert.mpijob import convert_mpijob, is_mpijob
 from ringtrain_convert.runtime_template import beyond_template, convert_runtime
 from ringtrain_convert.trainingjob import convert_trainingjob, is_trainingjob
@@ -30,6 +34,14 @@ _CONVERSIONS = (
 )
 
 
+def _programs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Program]:
+    """Parse the values of --entrypoint."""
+    try:
+        return dict(map(read_entrypoint, given))
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from exc
+
+
 @click.command()
 @click.argument("manifest", type=click.Path(path_type=Path))
 @click.option("--to", type=click.Path(path_type=Path), help="File to which the result is written, instead of stdout.")
@@ -38,12 +50,28 @@ _CONVERSIONS = (
     is_flag=True,
     help="Also convert the runtimes of TrainJobs, to templates that the jobs name. Maturity: Experimental.",
 )
+@click.option(
+    "--entrypoint",
+    "entrypoints",
+    multiple=True,
+    metavar="IMAGE=COMMAND",
+    callback=_programs,
+    help="Program of an image, for containers without a command.",
+)
+@click.option("--registry", is_flag=True, help="Read programs of images from their registries.")
 @cluster_options
-def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOptions) -> None:
+def convert(
+    manifest: Path,
+    to: Path | None,
+    templates: bool,
+    entrypoints: dict[str, Program],
+    registry: bool,
+    cluster: ClusterOptions,
+) -> None:
     """Print kubeflow's jobs in MANIFEST as DistributedTrainingJobs.
 
-    Kubeflow's kinds are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob. JobSets, Jobs and Volcano's Jobs
-    that start torchrun or mpirun are converted, too.
+    Kubeflow's kinds are MPIJob, TrainJob, PyTorchJob, TFJob, JAXJob and XGBoostJob. JobSets, Volcano's Jobs, and Jobs
+    that start torchrun, accelerate or mpirun are converted, too.
 
     MANIFEST is a file, or - for standard input. A TrainJob's runtime is read from MANIFEST, or from the
     cluster if MANIFEST does not have it.
@@ -55,9 +83,10 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(_is_job(document) or (templates and is_runtime(document)) for document in documents):
             kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
-            others = "no JobSet, Job or Volcano Job that starts torchrun or mpirun"
+            others = "no JobSet, Volcano Job, or Job that starts torchrun or mpirun"
             raise ManifestUnreadable(f"{manifest}: holds {kinds}, {others} and no TrainJob of {GROUP}")
     of_runtimes = _ConvertedTemplates() if templates else None
+    programs = Entrypoints(entrypoints, registry)
     for document in documents:
         if is_runtime(document):
             if of_runtimes is not None:
@@ -68,7 +97,9 @@ def convert(manifest: Path, to: Path | None, templates: bool, cluster: ClusterOp
             continue
         name = _manifest_name(document)
         try:
-            converted = _converted_job(document, documents, cluster, of_runtimes)
+            converted = _with_programs(
+                document, programs, functools.partial(_converted_job, document, documents, cluster, of_runtimes)
+            )
         except OperatorError as exc:
             failures += [f"{manifest}: {name}: {line}" for line in problem_lines(exc)]
             continue
@@ -116,20 +147,45 @@ class _ConvertedTemplates:
         return [manifest for manifest in self._made.values() if manifest is not None]
 
 
+def _with_programs(
+    document: Json, programs: Entrypoints, convert_job: Callable[[Mapping[str, Program]], Converted]
+) -> Converted:
+    """Return the job of `convert_job`, which gets the programs of images whose containers have no command."""
+    found = {image: programs.of(image) for image in images_with_arguments(document)}
+    used = {image: program for image, program in found.items() if program is not None}
+    while True:
+        try:
+            converted = convert_job(used)
+        except NoCommand as exc:
+            program = programs.of(exc.image)
+            if program is None or exc.image in used:
+                raise
+            used[exc.image] = program
+            continue
+        words = {image: shlex.join(program.entrypoint or program.arguments) for image, program in used.items()}
+        notes = (f"the program of image {image} becomes the command: {text}" for image, text in words.items())
+        return replace(converted, notes=(*notes, *converted.notes))
+
+
 def _converted_job(
-    document: Json, documents: list[Json], cluster: ClusterOptions, of_runtimes: _ConvertedTemplates | None
+    document: Json,
+    documents: list[Json],
+    cluster: ClusterOptions,
+    of_runtimes: _ConvertedTemplates | None,
+    programs: Mapping[str, Program],
 ) -> Converted:
     """Convert one job of `documents`. Raises OperatorError if it is invalid or not supported, or lacks its runtime.
 
     A null field counts as absent, as for the API server.
     """
-    document = without_nulls(document)
+    document = with_programs(without_nulls(document), programs)
     if why := why_unsupported(document):
         raise Invalid([Problem("", why)])
     for is_kind, convert_kind in _CONVERSIONS:
         if is_kind(document):
             return convert_kind(document)
     runtime, origin = _trainjob_runtime(document, documents, cluster)
+    runtime = with_programs(runtime, programs)
     converted = convert_trainjob(document, runtime)
     converted = replace(converted, notes=(*origin, *converted.notes))
     return converted if of_runtimes is None else of_runtimes.named_by(converted, runtime)

@@ -117,12 +117,20 @@ def put_training_container_first(template: dict[str, Any], *names: str) -> dict[
     return dict(found)
 
 
+class NoCommand(Invalid):
+    """Error: a container has no command, so its image decides which program runs."""
+
+    def __init__(self, path: str, image: str) -> None:
+        self.image = image
+        of = f"the entrypoint of image {image} cannot be seen from here" if image else "and there is no image"
+        super().__init__([Problem(path, f"is missing; {of}: write it out, or pass --registry or --entrypoint")])
+
+
 def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list[str]:
-    """Remove command and args from a container; return them as one list. Raises Invalid if they name no program."""
+    """Remove command and args from a container; return them as one list. Raises NoCommand if they name no program."""
     command, arguments = container.pop("command", None) or [], container.pop("args", None) or []
     if not command and (not arguments or arguments[0].startswith("-")):
-        problem = "is missing; the image's entrypoint cannot be seen from here: write it out"
-        raise Invalid([Problem(f"{path}.command", problem)])
+        raise NoCommand(f"{path}.command", str(container.get("image") or ""))
     if not command:
         notes.append(f"{path}.args become the command: if the image has an entrypoint, write it in front of them")
     return [*command, *arguments]

@@ -320,7 +320,7 @@ def test_args_without_a_command() -> None:
         assert any(f"tfReplicaSpecs.{role}.{path}.args become the command" in note for note in converted.notes)
     for role, container in zip(("Worker", "Evaluator"), containers, strict=True):
         container["args"] = ["--backend", "gloo"]
-        assert f"tfReplicaSpecs.{role}.{path}.command: is missing; the image's entrypoint" in refusal(obj)
+        assert f"tfReplicaSpecs.{role}.{path}.command: is missing; the entrypoint of image x:1" in refusal(obj)
         container["args"] = ["python"]
 
 
