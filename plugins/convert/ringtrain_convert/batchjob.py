@@ -28,7 +28,6 @@ from ringtrain_convert.torchrun import (
     TORCHRUN,
     counted_torchrun,
     give_torchrun_variables,
-    gpus_among,
     hosts_of_ranks,
     quoted_command_word,
 )
@@ -223,7 +222,7 @@ def _ring_pod(kind: str, name: str, role: Role, roles: list[Role], notes: list[s
     path = f"{role.path}.spec.containers[0]"
     given = _take_hosts(main, _host_of_first_pod(kind, name, roles[0]), notes)
     command = take_command(main, path, notes)
-    ranks, program = counted_torchrun(command, "1", gpus_among(devices), notes)
+    ranks, program = counted_torchrun(command, "1", devices, notes)
     text = str([program or command, main.get("env")])
     if not ranks:
         pattern = rf"{_BEFORE_HOST}{re.escape(name)}(?:-(?:[\w-]+-)?\d+(?![\w-])|\.\S*\bsvc\b)"

@@ -19,6 +19,9 @@ _PER_NODE = "--nproc-per-node"
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
 
+# Devices of torch_xla, which joins processes by a variable of torchrun (torch_xla/_internal/rendezvous.py).
+_XLA = re.compile(r"neuron|/tpu\b")
+
 # Read as options by a torchrun that a script starts.
 TORCHRUN = {
     "PET_NNODES": "$WORLD_SIZE",
@@ -147,7 +150,7 @@ def torch_ranks(
     """Return the command of a PyTorchJob's rank, and the ranks per pod: torchrun's number, or 1 if it is unknown."""
     elastic = spec.get("elasticPolicy") or {}
     wanted = str(elastic.get("nProcPerNode") or spec.get("nprocPerNode") or "auto")
-    ranks, program = counted_torchrun(command, wanted, gpus_among(devices), notes)
+    ranks, program = counted_torchrun(command, wanted, devices, notes)
     if ranks:
         notes += _elastic_notes(elastic, {"nProcPerNode"})
         return program, ranks
@@ -160,7 +163,9 @@ def torch_ranks(
     return give_torchrun_variables(command, given, notes), 1
 
 
-def counted_torchrun(command: Sequence[str], wanted: str, gpus: int, notes: list[str]) -> tuple[int, list[str]]:
+def counted_torchrun(
+    command: Sequence[str], wanted: str, devices: Mapping[str, int], notes: list[str]
+) -> tuple[int, list[str]]:
     """Return how many ranks a torchrun command starts in a pod, and the command of a rank.
 
     `wanted`: --nproc-per-node if the command does not set it. Returns (0, []) if `command` does not run torchrun, or if
@@ -169,12 +174,15 @@ def counted_torchrun(command: Sequence[str], wanted: str, gpus: int, notes: list
     found = read_torchrun(command)
     if found is None:
         return 0, []
-    ranks, per_node = torchrun_ranks(found.per_node or wanted, gpus), found.per_node or wanted
+    ranks, per_node = torchrun_ranks(found.per_node or wanted, gpus_among(devices)), found.per_node or wanted
+    of_xla = [name for name in devices if _XLA.search(name)]
     of_agent = {name for word in found.program for name in _REFERENCE.findall(word)} & {*AGENT, *TORCHRUN}
-    if ranks and not of_agent:
+    if ranks and not of_agent and not of_xla:
         notes.append(f"{' '.join(found.own)} is left out, and PET_* are not set: the agent starts every rank")
         return ranks, list(found.program)
     reads = f"its program reads {', '.join(sorted(of_agent))} of the node"
+    if of_xla:
+        reads = f"with {of_xla[0]}, torch_xla needs TORCHELASTIC_RUN_ID, which only torchrun sets"
     why = reads if ranks else f"the number of its processes ({per_node}) is known only on the node"
     notes.append(f"torchrun stays the process of each pod, and slotsPerWorker is 1: {why}")
     return 0, []

@@ -76,7 +76,8 @@ def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> 
     gpus = trainer_gpus(node.resources)
     wanted = _trainer_processes(node) if source == "torch" else ""
     if source == "torch":
-        ranks, program = counted_torchrun(node.command, wanted, gpus, notes)
+        devices = {**dict.fromkeys(node.resources.value.get("limits") or (), 0), "gpu": gpus}
+        ranks, program = counted_torchrun(node.command, wanted, devices, notes)
         if ranks:
             return program, ranks
     given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
