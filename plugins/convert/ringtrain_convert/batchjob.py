@@ -23,14 +23,20 @@ from ringtrain_convert.mpijob import (
     whole_field,
 )
 from ringtrain_convert.roles import ConvertedPod, Role, command_text, worker_of_roles
+from ringtrain_convert.source_hosts import (
+    host_of_any_pod,
+    host_of_first_pod,
+    hosts_of_volcano,
+    index_of_pod,
+    take_hosts,
+)
 from ringtrain_convert.source_labels import add_source_labels, texts_of
 from ringtrain_convert.torchrun import (
     TORCHRUN,
     counted_torchrun,
     give_torchrun_variables,
-    hosts_of_ranks,
-    quoted_command_word,
 )
+from ringtrain_convert.unsupported import PARAMETER_SERVER, RAY
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
 
@@ -47,17 +53,12 @@ _NODES = re.compile(r"--(?:nnodes|num_machines|num_nodes)[= ](\d+)\b")
 _SEVERAL_NODES = re.compile(r"(--nnodes[= ',]+|PET_NNODES)(?!1\b)")
 # Hosts and numbers of pods that Volcano writes to files and variables; mpirun's option that reads such a variable.
 _OF_VOLCANO = re.compile(r"/etc/volcano/[\w.-]+|VC_\w+_(HOSTS|NUM)|(?<=\$)\{?MPI_HOST\b")
-# Text before a host name, which is not in a path; after it, the namespace by its name or by a variable of the script.
-_BEFORE_HOST = r"(?:(?<=//)|(?<![\w./-]))"
-_DOMAIN = r"(?:\.(?:[\w-]+|\$\{?\w+\}?))*"
-_PARAMETER_SERVER = "is a parameter server; ranks average their gradients: use a strategy without servers"
 # Pods whose processes find each other in a way that only the original kind provides, by name and template of the role.
 _ELSEWHERE = {
     r"google\.com/tpu|cloud\.google\.com/gke-tpu": "has TPUs: GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES only in "
     "pods of Jobs and JobSets, so leave the job as it is",
-    r"\A(?:ps|pserver|parameter-?server)\n|--job_name[= ]ps\b": _PARAMETER_SERVER,
-    r"\bray start\b|['/]ray:|rayproject/": "starts Ray, which starts its workers itself: pass the training function to "
-    "ringtrain.ray.run there",
+    r"\A(?:ps|pserver|parameter-?server)\n|--job_name[= ]ps\b": PARAMETER_SERVER,
+    r"\bray start\b|['/]ray:|rayproject/": f"starts Ray. {RAY}",
     r"\bflux (?:start|run|submit)\b|\bfluxgen\b": "starts its processes by flux: write mpirun in its place",
 }
 _HOSTS_OPTION = re.compile(r"""\s--?(?:H|host)[= ]+"?\$\{?(\w+)\}?"?(?=\s)""")
@@ -220,78 +221,22 @@ def _ring_pod(kind: str, name: str, role: Role, roles: list[Role], notes: list[s
     _drop_rank_variables(main, notes)
     devices = take_devices(main)
     path = f"{role.path}.spec.containers[0]"
-    given = _take_hosts(main, _host_of_first_pod(kind, name, roles[0]), notes)
+    given = take_hosts(main, host_of_first_pod(kind, name, roles[0]), notes)
     command = take_command(main, path, notes)
     ranks, program = counted_torchrun(command, "1", devices, notes)
     text = str([program or command, main.get("env")])
     if not ranks:
-        pattern = rf"{_BEFORE_HOST}{re.escape(name)}(?:-(?:[\w-]+-)?\d+(?![\w-])|\.\S*\bsvc\b)"
-        if name and (host := re.search(pattern, text)):
-            message = f"names the host {host[0]}, which no pod has here: write $MASTER_ADDR"
-            raise Invalid([Problem(path, message)])
+        if host := host_of_any_pod(name, text):
+            raise Invalid([Problem(path, f"names the host {host}, which no pod has here: write $MASTER_ADDR")])
         given |= {
             **(TORCHRUN if _TORCHRUN.search(role.text) else {}),
-            **dict.fromkeys(_INDEX[kind], _index_of_pod(roles)),
+            **dict.fromkeys(_INDEX[kind], index_of_pod(roles)),
         }
     if kind == "volcano":
-        given |= _hosts_of_volcano(roles, text) if ranks < 2 else {}
+        given |= hosts_of_volcano(roles, text) if ranks < 2 else {}
         _refuse_hosts_of_volcano(re.sub("|".join(given) or "$", "", text), path, "write $MASTER_ADDR and $WORLD_SIZE")
     main["command"] = give_torchrun_variables(program or command, given, notes)
     return ConvertedPod(template, devices, ranks or 1)
-
-
-def _host_of_first_pod(kind: str, name: str, first: Role) -> re.Pattern[str]:
-    """Return a pattern of the host names of the first pod of `first`. `name`: name of the original job."""
-    pod = {"job": "0", "jobset": f"{first.name}-0-0", "volcano": f"{first.name}-0"}[kind]
-    subdomain = first.template["spec"].get("subdomain") or (name if kind == "volcano" else "")
-    service = r"[\w-]+" if kind == "jobset" else re.escape(str(subdomain))
-    if not name or not service:
-        return re.compile(r"(?!)")
-    return re.compile(rf"{_BEFORE_HOST}{re.escape(f'{name}-{pod}')}\.{service}{_DOMAIN}(?![\w-])")
-
-
-def _take_hosts(main: Json, host: re.Pattern[str], notes: list[str]) -> dict[str, str]:
-    """Replace host names in a container's command and arguments by $(MASTER_ADDR), in place.
-
-    Variables that contain such a name are removed, and returned as a shell's text.
-    """
-    given: dict[str, str] = {}
-    found: set[str] = set()
-    for field in ("command", "args"):
-        if words := main.get(field):
-            found |= {name for word in words for name in host.findall(word)}
-            main[field] = [host.sub("$(MASTER_ADDR)", word) for word in words]
-    for variable in list(main.get("env") or ()):
-        value = str(variable.get("value") or "")
-        if names := host.findall(value):
-            found |= {*names}
-            given[str(variable["name"])] = "$MASTER_ADDR".join(map(quoted_command_word, host.split(value)))
-            main["env"].remove(variable)
-    notes += [f"{name} becomes $MASTER_ADDR, the address of the first worker" for name in sorted(found)]
-    return given
-
-
-def _index_of_pod(roles: list[Role]) -> str:
-    """Return a shell's text for the index of a pod in its Job, or in its task, by its rank."""
-    text, end = "", sum(role.pods for role in roles)
-    for role in reversed(roles):
-        start = end - role.pods
-        own = f"RANK - {start}" if start else "RANK"
-        if 0 < role.per_job < role.pods:
-            own = f"({own}) % {role.per_job}"
-        text, end = f"RANK < {end} ? {own} : {text}" if text else own, start
-    return "$RANK" if text == "RANK" else f"$(({text}))"
-
-
-def _hosts_of_volcano(roles: list[Role], text: str) -> dict[str, str]:
-    """Return the variables with hosts and numbers of pods, which Volcano sets for each task, that `text` reads."""
-    given, start = {}, 1
-    for role in roles:
-        task, end = f"VC_{role.name.replace('-', '_').upper()}", start + role.pods - 1
-        given[f"{task}_NUM"] = str(role.pods)
-        given[f"{task}_HOSTS"] = hosts_of_ranks(f"{start}-{end}")
-        start = end + 1
-    return {name: value for name, value in given.items() if name in text}
 
 
 def _drop_rank_variables(main: Json, notes: list[str]) -> None:

@@ -28,6 +28,7 @@ from ringtrain_convert.torchrun import (
     hosts_of_ranks,
     torch_ranks,
 )
+from ringtrain_convert.unsupported import PARAMETER_SERVER
 from ringtrain_operator.contract import API_VERSION, KIND
 from ringtrain_operator.errors import Invalid, Problem
 from ringtrain_operator.spec.template import shape_problems
@@ -167,8 +168,7 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
         if count and not ((value.get("template") or {}).get("spec") or {}).get("containers"):
             problems.append(Problem(f"{path}.template.spec.containers", "is empty"))
         if count and role == "PS":
-            message = "is a parameter server; ranks average their gradients: use a MultiWorkerMirroredStrategy"
-            problems.append(Problem(path, f"{message} and leave PS out"))
+            problems.append(Problem(path, PARAMETER_SERVER))
         if count:
             found[role] = {**value, "replicas": count}
     if not problems and not any(role in kind.roles for role in found):

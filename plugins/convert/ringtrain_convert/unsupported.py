@@ -1,17 +1,20 @@
-"""Kinds of jobs that cannot be converted, and what to do with each instead."""
+"""Jobs that cannot be converted, and what to do with each instead."""
 
 from collections.abc import Mapping
 from typing import Any
 
-_RAY = "Ray starts its workers itself: pass the training function to ringtrain.ray.run there"
+PARAMETER_SERVER = (
+    "is a parameter server; ranks average their gradients: use a MultiWorkerMirroredStrategy and leave servers out"
+)
+RAY = "Ray starts its workers itself: pass the training function to ringtrain.ray.run there"
 _MXNET = "MXNet trains by parameter servers: port the program to PyTorch or JAX, and write a DistributedTrainingJob"
 _PADDLE = (
     "Paddle reads PADDLE_* variables, which are not set here: write a DistributedTrainingJob whose command sets them "
     "from RANK, WORLD_SIZE and MASTER_ADDR"
 )
 _KINDS = {
-    ("RayJob", "ray.io/"): _RAY,
-    ("RayCluster", "ray.io/"): _RAY,
+    ("RayJob", "ray.io/"): RAY,
+    ("RayCluster", "ray.io/"): RAY,
     ("MXJob", "kubeflow.org/"): _MXNET,
     ("PaddleJob", "kubeflow.org/"): _PADDLE,
     ("TrainJob", "kubeflow.org/"): "Trainer's first version is not read: write trainer.kubeflow.org/v1alpha1",
