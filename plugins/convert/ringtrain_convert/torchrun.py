@@ -263,7 +263,8 @@ def give_torchrun_variables(command: Sequence[str], variables: Mapping[str, str]
         notes.append(f"{', '.join(f'$({name})' for name in names)} in the command: a sh in front of it expands them")
         text += "set -- " + " ".join(f'"{word or f"${{{number}}}"}"' for number, word in words.items()) + "; "
     if variables:
-        notes.append(f"{', '.join(variables)} are set from the agent's variables by a sh in front of the command")
+        are = "is" if len(variables) == 1 else "are"
+        notes.append(f"{', '.join(variables)} {are} set from the agent's variables by a sh in front of the command")
     plain = [_REFERENCE.sub(r"${\1}", word) if expanded.get(number) else word for number, word in enumerate(command, 1)]
     return ["sh", "-c", f'{text}exec "$@"', "sh", *plain] if text else list(command)
 
