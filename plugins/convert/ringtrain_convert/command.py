@@ -3,6 +3,7 @@
 import functools
 import shlex
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,8 +152,11 @@ def _with_programs(
     document: Json, programs: Entrypoints, convert_job: Callable[[Mapping[str, Program]], Converted]
 ) -> Converted:
     """Return the job of `convert_job`, which gets the programs of images whose containers have no command."""
-    found = {image: programs.of(image) for image in images_with_arguments(document)}
-    used = {image: program for image, program in found.items() if program is not None}
+    used: dict[str, Program] = {}
+    for image in images_with_arguments(document):
+        with suppress(OperatorError):  # of a sidecar; otherwise the arguments become the command, with a note
+            if (program := programs.of(image)) is not None:
+                used[image] = program
     while True:
         try:
             converted = convert_job(used)

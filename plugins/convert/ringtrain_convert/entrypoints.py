@@ -23,6 +23,9 @@ _MANIFESTS = (
     "application/vnd.docker.distribution.manifest.list.v2+json",
     "application/vnd.docker.distribution.manifest.v2+json",
 )
+# Registries without TLS, and services of tokens.
+_LOCAL = re.compile(r"(localhost|127\.0\.0\.1)(:\d+)?\Z")
+_REALM = re.compile(r"https://|http://(localhost|127\.0\.0\.1)[:/]")
 _TIMEOUT_S = 10
 # A registry accepts no larger manifest, and configurations of images are smaller.
 _MAX_BYTES = 4 << 20
@@ -117,7 +120,7 @@ class _Registry:
 
     def get(self, path: str) -> Json:
         """Return the JSON object at `path` of the repository."""
-        local = re.match(r"(localhost|127\.0\.0\.1)(:|\Z)", self.host)
+        local = _LOCAL.match(self.host)
         request = urllib.request.Request(
             f"http{'' if local else 's'}://{self.host}/v2/{self.repository}/{path}",
             headers={"Accept": ", ".join(_MANIFESTS)},
@@ -128,7 +131,7 @@ class _Registry:
             return _json_at(request)
         except urllib.error.HTTPError as exc:
             asked = dict(_parameters(exc.headers.get("WWW-Authenticate", "")))
-            if exc.code != 401 or self.token or not asked.get("realm", "").startswith(("https://", "http://127.0.0.1")):
+            if exc.code != 401 or self.token or not _REALM.match(asked.get("realm", "")):
                 raise
         query = urlencode({key: value for key, value in asked.items() if key in ("service", "scope")})
         answer = _json_at(urllib.request.Request(f"{asked['realm']}?{query}"))

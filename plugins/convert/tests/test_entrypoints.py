@@ -114,6 +114,15 @@ def test_a_program_that_cannot_be_read_is_a_refusal(repository: str, tag: str, w
     assert why in result.stderr
 
 
+def test_arguments_without_an_option(repository: str) -> None:
+    """The image decides whether the first argument is a program. Otherwise a note says so."""
+    assert command_in(convert(f"{repository}:v1", "--registry", args=["a.py"])) == ["python", "/a b.py", "a.py"]
+    for options in ([], ["--registry"]):
+        result = convert(f"{repository}:none", *options, args=["a.py"])
+        assert command_in(result) == ["a.py"]
+        assert "args become the command: if the image has an entrypoint" in result.stderr
+
+
 def test_the_command_line_has_the_program() -> None:
     """Without an option no registry is asked."""
     assert "the entrypoint of image i cannot be seen from here: write it out, or pass --registry" in convert("i").stderr
