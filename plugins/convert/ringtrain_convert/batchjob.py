@@ -135,7 +135,8 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
         yield _job_role("the Job", "spec", 1, spec, {})
         return
     field_name = "replicatedJobs" if kind == "jobset" else "tasks"
-    shape = {"name": str, "template": {"metadata": {}, "spec": {}}}
+    shape: Json = {"name": str, "template": {"metadata": {}, "spec": {}}}
+    shape |= {"dependsOn": [{"name": str}]} if kind == "jobset" else {}
     if problems := shape_problems(spec, "spec", {field_name: [shape]}):
         raise Invalid(problems)
     for index, one in enumerate(spec.get(field_name) or ()):
@@ -146,9 +147,18 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
             continue
         if kind == "volcano":
             yield Role(name, f"{path}.template", pods, _whole_template(template, f"{path}.template"))
+        elif name in _completed_first(spec):
+            message = "must be complete before other pods start: leave it out, and run it by itself before the job"
+            raise Invalid([Problem(path, message)])
         else:
             job, metadata = template.get("spec") or {}, template.get("metadata") or {}
             yield _job_role(name, f"{path}.template.spec", pods, job, metadata)
+
+
+def _completed_first(spec: Mapping[str, Any]) -> set[str]:
+    """Return the names of a JobSet's replicated jobs that end before others start."""
+    needed = (need for one in spec.get("replicatedJobs") or () for need in one.get("dependsOn") or ())
+    return {str(need.get("name")) for need in needed if need.get("status") == "Complete"}
 
 
 def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner: Mapping[str, Any]) -> Role:

@@ -59,7 +59,7 @@ def _programs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> 
     callback=_programs,
     help="Program of an image, for containers without a command.",
 )
-@click.option("--registry", is_flag=True, help="Read programs of images from their registries.")
+@click.option("--registry", is_flag=True, help="Read programs from registries. Maturity: Experimental.")
 @cluster_options
 def convert(
     manifest: Path,
