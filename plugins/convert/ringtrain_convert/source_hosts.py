@@ -41,10 +41,10 @@ def take_hosts(main: Json, host: re.Pattern[str], notes: list[str]) -> dict[str,
             found |= {name for word in words for name in host.findall(word)}
             main[field] = [host.sub("$(MASTER_ADDR)", word) for word in words]
     for variable in list(main.get("env") or ()):
-        value = str(variable.get("value") or "")
-        if names := host.findall(value):
+        name, value = str(variable.get("name") or ""), str(variable.get("value") or "")
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and (names := host.findall(value)):  # others no shell can set
             found |= {*names}
-            given[str(variable["name"])] = "$MASTER_ADDR".join(map(quoted_command_word, host.split(value)))
+            given[name] = "$MASTER_ADDR".join(map(quoted_command_word, host.split(value)))
             main["env"].remove(variable)
     notes += [f"{name} becomes $MASTER_ADDR, the address of the first worker" for name in sorted(found)]
     return given

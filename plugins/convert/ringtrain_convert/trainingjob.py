@@ -214,8 +214,10 @@ def _trainingjob_pod(obj: Mapping[str, Any], role: Role, label: str, notes: list
 
 def _lightgbm_variables(main: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables with the other ranks' hosts, which are empty in a world of one rank."""
-    ports = {port.get("name"): port.get("containerPort") for port in main.get("ports") or ()}
-    return {"WORKER_ADDRS": hosts_of_ranks("2-"), "WORKER_PORT": str(ports.get("xgboostjob-port") or _XGBOOST_PORT)}
+    given = main.get("ports")
+    ports = [port for port in given if isinstance(port, Mapping)] if isinstance(given, list) else []
+    own = next((port.get("containerPort") for port in ports if port.get("name") == "xgboostjob-port"), None)
+    return {"WORKER_ADDRS": hosts_of_ranks("2-"), "WORKER_PORT": str(own or _XGBOOST_PORT)}
 
 
 def _trainingjob_template(
