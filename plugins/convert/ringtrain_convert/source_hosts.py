@@ -42,9 +42,12 @@ def take_hosts(main: Json, host: re.Pattern[str], notes: list[str]) -> dict[str,
             main[field] = [host.sub("$(MASTER_ADDR)", word) for word in words]
     for variable in list(main.get("env") or ()):
         name, value = str(variable.get("name") or ""), str(variable.get("value") or "")
-        if re.fullmatch(r"[A-Za-z_]\w*", name) and (names := host.findall(value)):  # others no shell can set
+        names, references = host.findall(value), [other for other in given if f"$({other})" in value]
+        if re.fullmatch(r"[A-Za-z_]\w*", name) and (names or references):  # a shell can set no other names
             found |= {*names}
             given[name] = "$MASTER_ADDR".join(map(quoted_command_word, host.split(value)))
+            for other in references:
+                given[name] = given[name].replace(f"\\$({other})", given[other])
             main["env"].remove(variable)
     notes += [f"{name} becomes $MASTER_ADDR, the address of the first worker" for name in sorted(found)]
     return given
