@@ -131,9 +131,11 @@ async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
             if live is not None:
                 live.update(_jobs_table(jobs, columns, console.width), refresh=True)
             elif changed := [job for job in jobs if job not in shown]:
-                table = _jobs_table(changed, columns, console.width)
-                table.show_header = is_first
-                console.print(table)
+                with console.capture() as printed:  # all rows, so that the columns have the same widths
+                    console.print(_jobs_table(jobs, columns, console.width))
+                header, *rows = printed.get().splitlines(keepends=True)
+                shown_rows = [row for job, row in zip(jobs, rows, strict=True) if job in changed]
+                click.echo("".join([*([header] if is_first else []), *shown_rows]), nl=False)
                 is_first = False
             shown = jobs
             await asyncio.sleep(_POLL_S)

@@ -120,6 +120,8 @@ def explain_job(
         for line in (*_start_causes(status, pods, events), *_loss_causes(status), *_auxiliary_pod_causes(status))
     )
     yield from _failure_cause(status, told)
+    if status.get("failure") or status.get("restarts") or status.get("disruptions"):
+        yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
     yield from (f"  {line}" for line in _warning_causes(_present_events(status, events), told))
 
 
@@ -206,7 +208,6 @@ def _failure_cause(status: Json, conditions: str) -> Iterator[str]:
     text = failure["reason"] + (f": {message}" if message not in conditions else "") + (f" in {where}" if where else "")
     yield f"  last failure (attempt {failure['attempt']}): {text}"
     yield from (f"    | {line}" for line in failure.get("logTail") or ())
-    yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
 
 
 def _loss_causes(status: Json) -> Iterator[str]:

@@ -22,11 +22,13 @@ from .ended_logs import (
     LogsIncomplete,
     attempt_of_pod,
     has_log_storage,
+    has_not_begun,
+    present_attempt,
     read_ended,
     read_log_store,
     storage_text,
 )
-from .following import ClientApiOutage, next_attempt
+from .following import ClientApiOutage, next_attempt, state_of
 from .launcher_output import (
     MissingLauncherOutput,
     OutputChanged,
@@ -55,6 +57,8 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
     Raises NotFound if the job is deleted before.
     """
     incomplete: LogsIncomplete | None = None
+    if wanted.follow and wanted.attempt is None:
+        await _wait_for_start(session, wanted.name)
     while True:
         attempt = await _check_rank(session, wanted)
         try:
@@ -70,11 +74,22 @@ async def read_attempts(session: ClusterAccess, wanted: WantedLauncherOutput) ->
             return
         following = await next_attempt(session.api, session.namespace, wanted.name, attempt)
         if following is None:
-            await session.api.get(JOBS, session.namespace, wanted.name)
+            job = await session.api.get(JOBS, session.namespace, wanted.name)
+            if state_of(job) == "Suspended":
+                session.tell(f"{wanted.name} is suspended; to continue: dtj resume {wanted.name}")
             break
         session.tell(f"attempt {following} of {wanted.name} begins")
     if incomplete is not None:
         raise incomplete
+
+
+async def _wait_for_start(session: ClusterAccess, name: str) -> None:
+    """Wait until the launcher of the job's first attempt runs. Return at once if the job is not waiting for its start.
+    Raises NotFound if the job does not exist."""
+    job = await session.api.get(JOBS, session.namespace, name)
+    if has_not_begun(job, present_attempt(job)):
+        session.tell(f"{name} has not begun; dtj why {name} prints the reason")
+        await next_attempt(session.api, session.namespace, name, 0)
 
 
 async def _check_rank(session: ClusterAccess, wanted: WantedLauncherOutput) -> int:

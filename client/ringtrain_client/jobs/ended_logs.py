@@ -71,7 +71,7 @@ async def read_ended(
     `pod`: the launcher's pod; None if it does not exist. Raises LogsIncomplete after the lines that were found, or
     LogsElsewhere if no lines were found.
     """
-    attempt = wanted.attempt or (attempt_of_pod(pod) if pod else _present_attempt(job))
+    attempt = wanted.attempt or (attempt_of_pod(pod) if pod else present_attempt(job))
     own = pod if pod and attempt_of_pod(pod) == attempt else None
     with tempfile.SpooledTemporaryFile(max_size=_IN_MEMORY) as output:
         missing, reason = None, ""
@@ -92,13 +92,14 @@ async def read_ended(
                 reason += f"; {exc}"
         while chunk := output.read(_CHUNK):
             yield chunk
-    if missing is None:
-        if not pod and _has_not_begun(job, attempt):
+    is_pending = own is not None and (own.get("status") or {}).get("phase") == "Pending"
+    if missing is None or (is_pending and missing.is_guess):
+        if is_pending or (not pod and has_not_begun(job, attempt)):
             text = f"attempt {max(1, attempt)} of {wanted.name} has not begun and has no logs"
             raise LogsElsewhere(f"{text}; run dtj why {wanted.name} for the reason")
-        if attempt > _present_attempt(job):
+        if attempt > present_attempt(job):
             raise LogsElsewhere(
-                f"--attempt {attempt}: {wanted.name} has only {counted(_present_attempt(job), 'attempt')}"
+                f"--attempt {attempt}: {wanted.name} has only {counted(present_attempt(job), 'attempt')}"
             )
         if own:
             found = f"the output of {wanted.pod} cannot be read"
@@ -153,7 +154,7 @@ async def read_log_store(
 ) -> AsyncGenerator[bytes, None]:
     """Yield an attempt's log from the log store, without the part that was already `printed`."""
     skip = printed.size
-    async with log_reader(session, parse_job(job, templates=False), _present_attempt(job)) as (reader, program):
+    async with log_reader(session, parse_job(job, templates=False), present_attempt(job)) as (reader, program):
         command = wanted.command(program, attempt, follow=False)
         stream = execute_in_pod(session.api.connection, session.namespace, reader, CONTAINER, command)
         async with aclosing(stream) as chunks:
@@ -163,19 +164,19 @@ async def read_log_store(
                     yield rest
 
 
-def _present_attempt(job: Json) -> int:
+def present_attempt(job: Json) -> int:
     return int((job.get("status") or {}).get("attempt") or 0)
 
 
-def _has_not_begun(job: Json, attempt: int) -> bool:
+def has_not_begun(job: Json, attempt: int) -> bool:
     """Return whether `attempt` is the current one and has no launcher yet. An attempt has a number before it has
     pods."""
-    return attempt == _present_attempt(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
+    return attempt == present_attempt(job) and (not attempt or state_of(job) in ("Pending", "Queued", "Restarting"))
 
 
 def _has_attempt_ended(job: Json, attempt: int) -> bool:
     """Return whether the attempt has ended, so that its log gets no more lines."""
-    return 0 < attempt < _present_attempt(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
+    return 0 < attempt < present_attempt(job) or (attempt > 0 and state_of(job) in (*ENDED, "Suspended"))
 
 
 def log_claim_of(job: Json) -> str:

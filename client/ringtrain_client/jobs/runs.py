@@ -163,7 +163,7 @@ class AsyncRun:
         """Apply a merge patch to the job's spec. Raises JobEnded if the job has ended."""
         state = state_of(await self.job())
         if state in ENDED:
-            raise JobEnded(f"{self.namespace}/{self.name} has ended ({state}); submit it again to run it again")
+            raise JobEnded(f"{self.namespace}/{self.name} has ended ({state}); delete and submit it to run it again")
         await self._backend.patch(self.name, spec)
 
     async def delete(self) -> None:

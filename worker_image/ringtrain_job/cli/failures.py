@@ -44,9 +44,8 @@ def _write_failure(code: int, reason: Reason, message: str) -> int:
     attempt, workers, slots = (
         _number_or_one(name) for name in (contract.ENV_ATTEMPT, contract.ENV_NUM_WORKERS, contract.ENV_SLOTS_PER_WORKER)
     )
-    write_termination_message(
-        read_termination(EnvironmentVariables(os.environ)), termination_message(verdict, attempt, workers * slots)
-    )
+    report = termination_message(verdict, attempt, workers * slots, log_lines=())  # no rank has written a line
+    write_termination_message(read_termination(EnvironmentVariables(os.environ)), report)
     return code
 
 

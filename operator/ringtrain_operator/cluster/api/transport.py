@@ -154,7 +154,9 @@ async def _api_refusal(response: aiohttp.ClientResponse) -> ApiError:
     try:
         status = decode_api_answer(raw)
     except ServerError:
-        status = {"message": raw.decode(errors="replace")[:500]}
+        status = {"message": raw.decode(errors="replace")[:500].strip()}
+        if response.status == 404:  # the server has no such path, so it does not have the resource
+            status = {"message": f"the API server does not serve {response.url.path}; is the operator installed?"}
     try:
         retry_after_s = float(response.headers["Retry-After"])
     except (KeyError, ValueError):
