@@ -52,8 +52,8 @@ def _start_events(before: JobStatus, after: JobStatus) -> Iterator[PlannedEvent]
         yield PlannedEvent(
             "Warning",
             "QueueByLabels",
-            f"attempt {after.attempt}: the operator created the pods without a Workload of Kueue; their queue labels "
-            "only work if Kueue runs in this cluster and manages plain pods",
+            f"attempt {after.attempt} did not wait in its queue: the operator found no Kueue that it may use; its "
+            "labels on the pods have an effect only if Kueue manages plain pods",
         )
 
 
