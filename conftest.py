@@ -2,6 +2,7 @@
 
 import asyncio
 import functools
+import gc
 import inspect
 import signal
 from pathlib import Path
@@ -64,6 +65,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = [item for item in items if item.get_closest_marker("slow")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("slow")]
+
+
+def pytest_collection_finish() -> None:
+    """Keep ten thousand tests out of each search for garbage, which took a fifth of the time of tests in one process."""
+    gc.collect()
+    gc.freeze()
 
 
 @functools.cache

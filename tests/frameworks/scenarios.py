@@ -45,8 +45,8 @@ def newcomer_that_calls(calls_first: Any, collective: str) -> Iterator[Slots]:
 def main(framework: str, path: Path) -> None:
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what ranks print is not an answer
-    scenarios = import_tests(path)
     import_once(framework)
+    scenarios = import_tests(path)
     for line in sys.stdin:
         failed = {}
         try:

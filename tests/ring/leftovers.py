@@ -1,10 +1,10 @@
 """Threads and sockets that a rank has not cleaned up, counted from outside of the runtime."""
 
+import contextlib
 import os
+import socket
 import threading
 import time
-
-import psutil
 
 _of_others: set[str | threading.Thread] = set()
 
@@ -37,6 +37,28 @@ def _alive() -> list[str]:
 
 
 def _sockets() -> dict[str, str]:
-    """Status by both ends."""
-    connections = psutil.Process(os.getpid()).net_connections("inet")
-    return {f"{c.laddr} {c.raddr}": c.status for c in connections if c.status != "NONE"}
+    """State by both ends. Each descriptor is asked: /proc/net has the whole machine's, and reading it takes 15 ms."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # no socket, or closed by now
+            one = socket.socket(fileno=int(name))
+            try:
+                if one.family in (socket.AF_INET, socket.AF_INET6) and (state := _state(one)) != _CLOSED:
+                    found[f"{one.getsockname()} {_peer(one)}"] = f"in state {state}"
+            finally:
+                one.detach()
+    return found
+
+
+_CLOSED = 7  # TCP_CLOSE of linux/tcp_states.h: neither bound to a peer nor listening
+
+
+def _state(one: socket.socket) -> int:
+    return one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+
+
+def _peer(one: socket.socket) -> object:
+    try:
+        return one.getpeername()
+    except OSError:
+        return ""  # it listens

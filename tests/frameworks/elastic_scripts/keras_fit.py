@@ -5,6 +5,7 @@ It trains until the file in its argument exists. Each batch takes 1 from the wei
 
 import os
 import sys
+import time
 
 import tensorflow as tf
 
@@ -33,6 +34,7 @@ state.register_reset_callbacks([on_state_reset])
 
 class Watch(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
+        time.sleep(0.05)  # newcomers take seconds to import TensorFlow, and need the processors meanwhile
         if hvd.rank() == 0:
             print(f"epoch {state.epoch} batch {state.batch} of {hvd.size()} ranks", flush=True)
 

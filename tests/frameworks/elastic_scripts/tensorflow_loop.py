@@ -5,6 +5,7 @@ It trains until the file in its argument exists. Each batch takes 1 from the wei
 
 import os
 import sys
+import time
 
 import tensorflow as tf
 
@@ -34,6 +35,7 @@ training_step(tf.zeros((4, 1)))  # a newcomer is alone with it: the others are o
 @hvd.elastic.run
 def train(state):
     while not hvd.broadcast_object(os.path.exists(sys.argv[1]), 0):
+        time.sleep(0.05)  # newcomers take seconds to import TensorFlow, and need the processors meanwhile
         training_step(tf.ones((4, 1)) / (rate * hvd.size()))
         state.batch += 1
         state.commit()

@@ -1,19 +1,21 @@
 """Connection to the API server: from a kubeconfig as in kubectl, or else from the pod's ServiceAccount."""
 
+from __future__ import annotations
+
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import aiohttp
-from aiohttp_socks import ProxyConnector
+from typing import TYPE_CHECKING, Any
 
 from .credentials import Headers, TokenFile, headers_of_user
 from .errors import ApiError, NoCluster
 from .kubeconfig import ChosenContext, Cluster, choose_context, data_or_file
 from .proxies import checked_proxy, proxy_of_environment
 from .tls import ApiTls
+
+if TYPE_CHECKING:
+    import aiohttp
 
 SERVICE_ACCOUNT_DIR = "/var/run/secrets/kubernetes.io/serviceaccount"
 
@@ -30,15 +32,19 @@ class ApiConnection:
 
     def session(self, **options: Any) -> aiohttp.ClientSession:
         """Open an aiohttp session with this TLS and proxy, and without a limit of connections."""
+        import aiohttp  # here, as it takes 0.2 s, and much of what imports this module never connects
+
         tls = self.tls or True
         if self.proxy.startswith("socks5"):
+            from aiohttp_socks import ProxyConnector
+
             over_socks = ProxyConnector.from_url(self.proxy.replace("socks5h:", "socks5:"), ssl=tls, limit=0)
             return aiohttp.ClientSession(connector=over_socks, **options)
         connector = aiohttp.TCPConnector(limit=0, ssl=tls)
         return aiohttp.ClientSession(connector=connector, proxy=self.proxy or None, **options)
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str], kubeconfig: str = "", context: str = "") -> "ApiConnection":
+    def from_env(cls, env: Mapping[str, str], kubeconfig: str = "", context: str = "") -> ApiConnection:
         """Return the connection that kubectl would use.
 
         The order is: the file `kubeconfig`, $KUBECONFIG, ~/.kube/config, and then the pod's ServiceAccount. Raises
@@ -61,7 +67,7 @@ class ApiConnection:
         return replace(found, namespace=namespace, proxy=proxy_of_environment(found.server, env))
 
     @classmethod
-    def of_service_account(cls, folder: Path, host: str, port: str) -> "ApiConnection":
+    def of_service_account(cls, folder: Path, host: str, port: str) -> ApiConnection:
         """Return the connection of a program in a pod. Its token file in `folder` is read again when it is rotated."""
         try:
             authority = (folder / "ca.crt").read_text()
@@ -75,7 +81,7 @@ class ApiConnection:
         return cls(f"https://{bracketed}:{port}", namespace, tls, TokenFile(folder / "token"))
 
     @classmethod
-    def of_context(cls, chosen: ChosenContext, env: Mapping[str, str]) -> "ApiConnection":
+    def of_context(cls, chosen: ChosenContext, env: Mapping[str, str]) -> ApiConnection:
         """Return the connection to the cluster of a kubeconfig's context. Raises ApiError if a setting is invalid."""
         cluster = chosen.cluster
         if not cluster.server:

@@ -1,16 +1,19 @@
 """WebSocket streams to a pod, used to run commands in a container as `kubectl exec` does."""
 
+from __future__ import annotations
+
 import json
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
-
-import aiohttp
+from typing import TYPE_CHECKING, Any
 
 from .connection import ApiConnection
 from .errors import ApiError, Unreachable, error_of
 from .resources import PODS
+
+if TYPE_CHECKING:
+    import aiohttp
 
 # Channels of the protocol v4.channel.k8s.io: the first byte of every message.
 _PROTOCOL = "v4.channel.k8s.io"
@@ -32,6 +35,8 @@ async def pod_stream(
 
     Raises Unreachable if the connection fails or breaks, and another ApiError if the request is refused.
     """
+    import aiohttp
+
     try:
         async with (
             connection.session() as session,
@@ -58,6 +63,8 @@ async def execute_in_pod(
     Raises CommandFailed for an exit code other than 0, Unreachable if the command is killed or the stream ends before
     the command does, and another ApiError if the request is refused.
     """
+    import aiohttp
+
     query = [("container", container), ("stdout", "true"), ("stderr", "true")]
     query += [("command", word) for word in command]
     stderr = b""

@@ -1,13 +1,17 @@
 """Connection to a port of a pod over a WebSocket, as `kubectl port-forward` makes it."""
 
-import asyncio
+from __future__ import annotations
 
-import aiohttp
+import asyncio
+from typing import TYPE_CHECKING
 
 from .connection import ApiConnection
 from .errors import Unreachable
 from .execute import pod_stream
 from .resources import PODS
+
+if TYPE_CHECKING:
+    import aiohttp
 
 # Channels of the protocol: the first byte of every message. The first message of each has the port's number.
 _DATA, _ERROR = 0, 1
@@ -15,7 +19,7 @@ _CHUNK = 64 << 10
 
 
 async def port_forward(
-    connection: ApiConnection, namespace: str, pod: str, port: int, first: bytes, ends: "ApiForwardEnds"
+    connection: ApiConnection, namespace: str, pod: str, port: int, first: bytes, ends: ApiForwardEnds
 ) -> None:
     """Send `first` to `port` of the pod, then copy data in both directions until one side ends.
 
@@ -61,6 +65,8 @@ async def _send_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiForw
 
 
 async def _receive_forwarded(socket: aiohttp.ClientWebSocketResponse, ends: ApiForwardEnds, what: str) -> None:
+    import aiohttp
+
     begun: set[int] = set()
     async for message in socket:
         if message.type is not aiohttp.WSMsgType.BINARY or not message.data:

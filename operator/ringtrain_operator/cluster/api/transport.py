@@ -1,5 +1,7 @@
 """HTTP requests to the API server, with safe retries; every failure becomes an ApiError."""
 
+from __future__ import annotations
+
 import asyncio
 import json
 import logging
@@ -7,14 +9,16 @@ import random
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import aiohttp
 from multidict import CIMultiDict
 
 from .connection import ApiConnection
 from .decode import decode_api_answer
 from .errors import ApiError, NotLeader, ServerError, TooManyRequests, Unreachable, VersionAhead, error_of
+
+if TYPE_CHECKING:
+    import aiohttp
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +118,8 @@ class ApiTransport:
     async def _answer(
         self, session: aiohttp.ClientSession, request: ApiRequest, timeout_s: float | None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
+        import aiohttp
+
         headers = CIMultiDict({"Accept": request.accept})
         headers.extend(self._connection.headers())
         data = None
