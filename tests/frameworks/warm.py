@@ -6,7 +6,6 @@ import sys
 
 import pytest  # noqa: F401
 
-
 # TensorFlow imports these where they are installed. Its tests use none of them, and they are a third of its import.
 UNUSED = ("IPython", "jax", "pandas")
 
