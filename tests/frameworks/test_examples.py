@@ -6,11 +6,13 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
+from frameworks.warm_python import warm_python
 from support.commands import completed
 from support.deadlines import patient
 from support.ports import free_addresses
@@ -28,6 +30,33 @@ ENV = {
 }
 
 
+class Pythons:
+    """A `python` for each framework, which has imported it: that takes longer than the rest of a small script."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self._stack, self._made = stack, dict[str, str]()
+
+    def of(self, script: str) -> str:
+        """The one for a script, whose name begins with its framework's. DDP hangs in a process that was forked."""
+        name = re.split("[-_]", script)[0]
+        if name == "jax" or script == "torch-ddp":
+            return sys.executable
+        if name not in self._made:
+            self._made[name] = self._stack.enter_context(warm_python(name))
+        return self._made[name]
+
+
+pythons: Pythons
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _pythons() -> Iterator[None]:
+    global pythons
+    with ExitStack() as stack:
+        pythons = Pythons(stack)
+        yield
+
+
 def run(command: list[str], **env: str) -> str:
     done = completed(command, env={**ENV, **env}, cwd=ROOT, timeout=DEADLINE_S)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -36,16 +65,17 @@ def run(command: list[str], **env: str) -> str:
 
 def two_ranks(script: str, *arguments: str, tmp_path: Path, **env: str) -> str:
     runner = ["ringtrain", "run", "-np", "2", "-H", "localhost:2", "--log-dir", str(tmp_path / "logs")]
-    return run([*runner, sys.executable, str(EXAMPLES / script), *arguments], **env)
+    return run([*runner, pythons.of(script), str(EXAMPLES / script), *arguments], **env)
 
 
 def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run", restore_from: str = "") -> str:
-    """Run the sample as it is, but for `arguments` to its script and a claim for its checkpoints.
+    """Run the sample as it is, but for its `python`, `arguments` to its script and a claim for its checkpoints.
 
     Return the log of its only attempt.
     """
     job = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
-    job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"] += arguments
+    command = job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"]
+    command[:] = [pythons.of(sample), *command[1:], *arguments]
     job["spec"]["checkpoint"] = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
     if restore_from:
         job["spec"]["checkpoint"]["restoreFrom"] = restore_from

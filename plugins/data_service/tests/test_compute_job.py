@@ -6,11 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
+from frameworks.warm_python import warm_python
 from support.commands import completed
 from support.deadlines import patient
 from support.namespaces import network, why_not
@@ -27,6 +29,13 @@ MODES = {
     "shared": ((), ("--reuse-dataset",)),
     "training-side": (("--dispatcher-side", "training"), ("--reuse-dataset", "--round-robin")),
 }
+
+
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A `python` that has imported TensorFlow, which takes longer than all that its processes do here."""
+    with warm_python("tensorflow") as made:
+        yield made
 
 
 def started(directory: Path, *words: str | Path) -> "subprocess.Popen[str]":
@@ -61,11 +70,11 @@ print("read it all")
 
 
 @pytest.mark.parametrize("dispatchers", [1, 2])
-def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> None:
+def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path, python: str) -> None:
     """Kind tensorflow: no file, no second job; data workers find each other, and ranks them, by the launcher."""
     (tmp_path / "train.py").write_text(OF_A_JOB)
     run = completed(
-        [*(HOROVODRUN, "-np", "2", "--data-workers", "2", sys.executable, "train.py", str(dispatchers))],
+        [*(HOROVODRUN, "-np", "2", "--data-workers", "2", python, "train.py", str(dispatchers))],
         cwd=tmp_path,
         env={
             **os.environ,
@@ -80,7 +89,7 @@ def test_data_workers_of_the_job_itself(dispatchers: int, tmp_path: Path) -> Non
     assert run.stdout.count("read it all") == 2
 
 
-def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
+def commands(mode: str, python: str) -> tuple[list[str | Path], list[str | Path]]:
     """Return the documentation's commands for compute job and training, with another name of the config."""
     if mode == "spark":
         if not SPARK_SUBMIT.exists() or not shutil.which("java"):
@@ -92,9 +101,7 @@ def commands(mode: str) -> tuple[list[str | Path], list[str | Path]]:
     of_the_service, of_the_script = MODES[mode]
     module = "ringtrain.tensorflow.data.compute_worker"
     run = [HOROVODRUN, "-np"]
-    return [*run, "2", sys.executable, "-m", module, *of_the_service], [
-        *(*run, "2", sys.executable, SCRIPT, *of_the_script)
-    ]
+    return [*run, "2", python, "-m", module, *of_the_service], [*(*run, "2", python, SCRIPT, *of_the_script)]
 
 
 def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
@@ -117,10 +124,10 @@ def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [*MODES, "spark", "two-hosts"])
-def test_both_commands_of_the_page(mode: str, tmp_path: Path) -> None:
+def test_both_commands_of_the_page(mode: str, tmp_path: Path, python: str) -> None:
     """A script in the shape of Horovod's example trains, and ends the compute job, which leaves no config."""
     with ExitStack() as stack:
-        service, training = commands("shared" if mode == "two-hosts" else mode)
+        service, training = commands("shared" if mode == "two-hosts" else mode, python)
         if mode == "two-hosts":  # each with its own network; what they share is the folder
             if reason := why_not():
                 pytest.skip(reason)
