@@ -93,11 +93,11 @@ def undisturbed(kind: str) -> str:
         return str(playing.ends()[0]["digest"])
 
 
-def judge(seed: int, kind: str | None = None) -> str:
-    """Return the violations after the history of a seed; empty if there are none."""
+def judge(seed: int, kind: str | None = None, python: str = sys.executable) -> str:
+    """Return the violations after the history of a seed; empty if there are none. `python` runs the ranks."""
     history = history_of(seed, kind)
     with tempfile.TemporaryDirectory(prefix="planned-") as directory:
-        playing = _Playing(history, Path(directory))
+        playing = _Playing(history, Path(directory), python)
         problem = playing.run()
         found = [problem] if problem else _wrong(history, playing)
         return "\n".join([f"seed {seed}: {history}", *found, playing.log()]) if found else ""
@@ -131,8 +131,8 @@ def shrinks_with_local_parameters(on_loss: str) -> tuple[str, str]:
 
 
 class _Playing:
-    def __init__(self, history: History, directory: Path) -> None:
-        self._history, self._directory = history, directory
+    def __init__(self, history: History, directory: Path, python: str = sys.executable) -> None:
+        self._history, self._directory, self._python = history, directory, python
         self._job = GangProcesses(
             directory,
             history.pods,
@@ -188,7 +188,7 @@ class _Playing:
                 del self._agents[index]
         for index in range(self._asked):
             if index not in self._agents:
-                command = (sys.executable, planned_training.__file__)
+                command = (self._python, planned_training.__file__)
                 self._agents[index] = self._gang.start(self._job.agent(index, *command))
 
     def _do(self, change: Change) -> None:

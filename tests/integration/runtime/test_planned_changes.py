@@ -4,9 +4,12 @@ More seeds: make planned-changes SEEDS=300
 """
 
 import re
+import sys
+from contextlib import nullcontext
 
 import pytest
-from support.planned_changes import judge, shrinks_with_local_parameters
+from frameworks.warm_python import warm_python
+from support.planned_changes import history_of, judge, shrinks_with_local_parameters
 
 _SEEDS = (0, 1, 2, 3, 5)  # each kind of training once
 
@@ -14,7 +17,9 @@ _SEEDS = (0, 1, 2, 3, 5)  # each kind of training once
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_a_planned_change_loses_nothing(seed: int) -> None:
     """No step is made twice, each sample counts once, and the weights are those of an undisturbed training."""
-    assert not (wrong := judge(seed)), wrong
+    in_torch = history_of(seed).kind.startswith("torch")
+    with warm_python("torch") if in_torch else nullcontext(sys.executable) as python:
+        assert not (wrong := judge(seed, python=python)), wrong
 
 
 @pytest.mark.parametrize("on_loss", ["Shrink", "Replace"])
