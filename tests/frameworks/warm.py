@@ -25,5 +25,4 @@ def import_once(framework: str) -> None:
         weight = torch.nn.Parameter(torch.ones(1))
         weight.grad = torch.ones(1)
         torch.optim.SGD([weight]).step()  # its first step imports the compiler, which takes as long as torch
-    gc.set_threshold(50_000)  # tracing a function makes many objects, and little garbage
     gc.freeze()  # ranks need not look through all this for garbage again and again, and at their ends

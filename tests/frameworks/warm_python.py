@@ -44,13 +44,13 @@ os._exit(code)
 
 
 @contextmanager
-def warm_python(framework: str) -> Iterator[str]:
-    """A `python` each of whose processes has imported `framework`."""
+def warm_python(framework: str, **variables: str) -> Iterator[str]:
+    """A `python` each of whose processes has imported `framework` with these `variables`."""
     with tempfile.TemporaryDirectory(prefix="rt-") as folder:
         python, path = Path(folder, "python"), f"{folder}/socket"
         python.write_text(_CLIENT.format(python=sys.executable, path=path))
         python.chmod(0o755)
-        env = {**os.environ, **ENV, "PYTHONPATH": str(HERE.parent)}
+        env = {**os.environ, **ENV, **variables, "PYTHONPATH": str(HERE.parent)}
         words = [sys.executable, "-m", "frameworks.warm_python", framework, path]
         with subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as server:
             try:

@@ -6,10 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
+from frameworks.warm_python import warm_python
 from graphcore_scripts import port
 from support.deadlines import patient
 from support.ports import free_addresses
@@ -21,8 +23,15 @@ MPIRUN = ["mpirun", "-np", "2", "-H", "localhost:2", "--bind-to", "none", "--all
 LAUNCHERS = {"mpirun": MPIRUN, "horovodrun": [str(Path(sys.executable).with_name("horovodrun")), "-np", "2"]}
 
 
-def command(listing: str, folder: Path) -> list[str]:
-    return [sys.executable, str(SCRIPTS / "port.py"), listing, "--num-steps", "12", "--model-dir", str(folder)]
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """A `python` that has imported TensorFlow with Keras 2."""
+    with warm_python("tf_keras", TF_USE_LEGACY_KERAS="1") as made:
+        yield made
+
+
+def command(listing: str, folder: Path, python: str = sys.executable) -> list[str]:
+    return [python, str(SCRIPTS / "port.py"), listing, "--num-steps", "12", "--model-dir", str(folder)]
 
 
 def started(words: list[str], folder: Path, **env: str) -> "subprocess.Popen[str]":
@@ -53,13 +62,13 @@ def test_few_lines_change(listing: str) -> None:
         assert line in PAGE
 
 
-def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
+def test_two_terminals_and_an_evaluator(tmp_path: Path, python: str) -> None:
     """TF_CONFIG alone starts them; the evaluator's process ends with metrics of the last step."""
     cluster = {"worker": free_addresses(2), "evaluator": free_addresses(1)}
     tasks = [("worker", 0), ("worker", 1), ("evaluator", 0)]
     processes = [
         started(
-            command("multi_worker.txt", tmp_path / "model"),
+            command("multi_worker.txt", tmp_path / "model", python),
             tmp_path,
             TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": kind, "index": index}}),
         )
@@ -73,11 +82,13 @@ def test_two_terminals_and_an_evaluator(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_the_listing_for_horovod(launcher: str, tmp_path: Path) -> None:
+def test_the_listing_for_horovod(launcher: str, tmp_path: Path, python: str) -> None:
     """Rank 0 alone saves the last step."""
     if launcher == "mpirun" and not shutil.which("mpirun"):
         pytest.skip("mpirun is not installed (apt install openmpi-bin)")
-    (said,) = outputs([started([*LAUNCHERS[launcher], *command("horovod.txt", tmp_path / "model")], tmp_path)])
+    own = sys.executable if launcher == "mpirun" else python  # mpirun knows the processes that it has started
+    words = [*LAUNCHERS[launcher], *command("horovod.txt", tmp_path / "model", own)]
+    (said,) = outputs([started(words, tmp_path)])
     assert said.count("Saving checkpoints for 12 into") == 1
 
 

@@ -157,10 +157,8 @@ def run(hosts: SshHosts, tmp_path: Path) -> Iterator[HostRun]:
         one.process.wait()
 
 
-@pytest.mark.parametrize("kind", ["host", "arrays"])
-def test_hosts_come_and_go(run: HostRun, kind: str) -> None:
+def test_hosts_come_and_go(run: HostRun) -> None:
     """No step is lost, though at last no host is one of the first; where none is listed, nothing is left."""
-    run.kind = kind
     worlds = {
         8: ["node-a", "node-a", "node-b"],
         16: ["node-b"],
