@@ -52,7 +52,7 @@ def warm_python(framework: str, **variables: str) -> Iterator[str]:
         python.chmod(0o755)
         env = {**os.environ, **ENV, **variables, "PYTHONPATH": str(HERE.parent)}
         words = [sys.executable, "-m", "frameworks.warm_python", framework, path]
-        with subprocess.Popen(words, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE) as server:
+        with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             try:
                 assert server.stdout is not None
                 assert server.stdout.readline() == b"ready\n"
@@ -68,9 +68,12 @@ def _serve(path: str) -> tuple[list[int], list[str], str, dict[str, str], list[i
         listener.bind(path)
         listener.listen()
         ready.register(listener, selectors.EVENT_READ)
+        ready.register(0, selectors.EVENT_READ)  # ends with the process that runs the tests
         print("ready", flush=True)
         while True:
             for key, _ in ready.select():
+                if key.fd == 0:
+                    os._exit(1)
                 if key.fileobj is listener:
                     client, _ = listener.accept()
                     _, passed, _, _ = socket.recv_fds(client, 1, 64)
