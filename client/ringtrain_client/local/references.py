@@ -73,6 +73,8 @@ def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
     wrong kind or version of a ConfigMap or Secret, and each object that has the name of an earlier one."""
     names = set()
     for number, document in enumerate(documents, 1):
+        if document is None:  # "---" at the file's end; kubectl ignores it
+            continue
         if not isinstance(document, Mapping):
             message = f"is {shown(document)}; expected an object with apiVersion, kind and metadata"
             yield Problem(f"document {number}", message)

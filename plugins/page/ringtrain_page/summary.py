@@ -85,7 +85,7 @@ def _page_ranks(
     failed = (ended.get("failure") or {}).get("rank")
     lines = ended.get("rankLogLines") or []
     every = {*files.rank_logs(), *metrics.steps, *range(summary.ranks or 0)}
-    whole = summary.state if summary.state in ("Succeeded", RUNNING) else "Stopped"
+    whole = summary.state if summary.state in ("Succeeded", RUNNING) else "Ended"
     return [
         {
             "rank": rank,

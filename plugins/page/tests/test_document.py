@@ -75,8 +75,8 @@ def test_a_report_of_a_world_that_has_become_smaller(tmp_path: Path) -> None:
     files.generations.write_text(json.dumps({"members": [{"slot": 0}, {"slot": 1}]}))
     run = summarize_page(files)
     assert [(rank["state"], rank["step"]) for rank in run["ranks"]] == [
-        ("Stopped", 39),
-        ("Stopped", 39),
+        ("Ended", 39),
+        ("Ended", 39),
         ("Waiting", None),
     ]
     assert (run["summary"]["step"], run["straggler"]) == (39, None)

@@ -16,7 +16,7 @@ The first step has no predecessor and is not timed.
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,8 +49,8 @@ class Speed:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a job. `step`: lowest step of all reporting ranks. `loss`: mean over ranks in this step. `printed`:
-    whether it was extracted from printed lines."""
+    """Progress of a job. `step`: lowest step of all reporting ranks. `loss` and `metrics`: means over the ranks that
+    reported them in this step. `printed`: whether it was extracted from printed lines."""
 
     step: int
     total_steps: int | None
@@ -71,7 +71,7 @@ class _StepReports:
     samples: float = 0.0
     ended: float = -math.inf
     times: dict[int, float] = field(default_factory=dict)
-    losses: dict[int, float] = field(default_factory=dict)
+    reports: dict[int, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class GangThroughput:
@@ -99,8 +99,8 @@ class GangThroughput:
         self._timed_samples = 0.0
         self._speeds: deque[float] = deque(maxlen=WINDOW)
         self._closed = -1
-        # Losses by rank in the newest complete step.
-        self._losses: dict[int, float] = {}
+        # Reports by rank of the newest complete step.
+        self._complete_reports: dict[int, Mapping[str, Any]] = {}
         self.last_report_time: float | None = None
 
     def keep(self, ranks: Collection[int]) -> None:
@@ -124,17 +124,15 @@ class GangThroughput:
         self._begin = step if self._begin is None else min(self._begin, step)
         self.last_report_time = max(time, self.last_report_time or time)
         self._samples += float(report.get("samples") or 0)
-        loss = _throughput_number(report.get("loss"))
-        if step == self._closed and loss is not None:  # a second report of the step
-            self._losses[rank] = loss
+        if step == self._closed:  # a second report of the step
+            self._complete_reports[rank] = report
         if step > self._closed:
             entry = self._open.setdefault(step, _StepReports())
             entry.samples += float(report.get("samples") or 0)
             entry.ended = max(entry.ended, time)
             if len(self._open) <= _TIMED_STEPS:
                 entry.times[rank] = time
-                if loss is not None:
-                    entry.losses[rank] = loss
+                entry.reports[rank] = report
         return self._close_steps()
 
     def _note_step(self, rank: int, step: int) -> None:
@@ -155,7 +153,7 @@ class GangThroughput:
         ready = sorted(step for step in self._open if step <= reached)
         for step in ready:
             entry = self._open.pop(step)
-            self._losses = entry.losses
+            self._complete_reports = entry.reports
             self._complete(entry)
         while len(self._open) > _OPEN_STEPS:  # a rank that has stopped reporting would hold every step open
             self._open.pop(min(self._open))
@@ -205,16 +203,16 @@ class GangThroughput:
         slowest = min(self._steps, key=lambda rank: (self._steps[rank], rank))
         report = self._latest[slowest]
         not_finite = self._not_finite.now()
-        losses = self._losses_at(self._steps[slowest])
+        reports = self._reports_at(self._steps[slowest])
+        losses = _losses(reports) or _losses(list(self._latest.values()))
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
             epoch=report.get("epoch"),
             samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
-            # Divide first: the sum of the losses may overflow although their mean does not.
-            loss=math.fsum(loss / len(losses) for loss in losses) if losses and "loss" not in not_finite else None,
-            metrics=dict(report.get("metrics") or {}),
+            loss=_mean(losses) if losses and "loss" not in not_finite else None,
+            metrics=_mean_metrics(reports),
             input_wait=self.times.input_fraction,
             straggler=self.times.straggler(),
             samples=self._samples,
@@ -222,16 +220,11 @@ class GangThroughput:
             printed="printed" in report,
         )
 
-    def _losses_at(self, step: int) -> Collection[float]:
-        """Return the losses that ranks reported for `step`; if there are none, the last loss of each rank."""
-        if step == self._closed and self._losses:
-            return self._losses.values()
-        latest = {
-            rank: loss
-            for rank, report in self._latest.items()
-            if (loss := _throughput_number(report.get("loss"))) is not None
-        }
-        return [loss for rank, loss in latest.items() if self._steps[rank] == step] or latest.values()
+    def _reports_at(self, step: int) -> list[Mapping[str, Any]]:
+        """Return the ranks' reports of `step`; while it is not complete, those of the ranks that are at it."""
+        if step == self._closed and self._complete_reports:
+            return list(self._complete_reports.values())
+        return [report for rank, report in self._latest.items() if self._steps[rank] == step]
 
     @property
     def first_report_time(self) -> float | None:
@@ -312,6 +305,25 @@ def progress_json(progress: Progress, error: float | None, started_from: str | N
         "metrics": progress.metrics,
         "startedFrom": started_from,
     }
+
+
+def _losses(reports: Sequence[Mapping[str, Any]]) -> list[float]:
+    return [loss for report in reports if (loss := _throughput_number(report.get("loss"))) is not None]
+
+
+def _mean_metrics(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the mean of each metric over those reports that have it."""
+    values: dict[str, list[float]] = {}
+    for report in reports:
+        for name, value in (report.get("metrics") or {}).items():
+            if (number := _throughput_number(value)) is not None:
+                values.setdefault(name, []).append(number)
+    return {name: _mean(found) for name, found in values.items()}
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Return the mean. Divides first: the sum may overflow although the mean does not."""
+    return math.fsum(value / len(values) for value in values)
 
 
 def _throughput_number(value: object) -> float | None:

@@ -258,6 +258,13 @@ def test_documents_beside_a_job(beside: Any, said: str) -> None:
     assert (result.exit_code, said in result.stderr) == (1, True), result.output
 
 
+@pytest.mark.parametrize("text", ["{}---\n", "---\n# made\n---\n{}", "{}---\n# end\n"])
+def test_empty_documents_are_ignored(text: str) -> None:
+    """As by kubectl."""
+    result = CliRunner().invoke(main, ["validate", "-"], input=text.format(yaml.safe_dump(job())))
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
 def test_all_problems_of_a_file_are_said_at_once() -> None:
     """Those of the job's fields, of its image and of a Secret beside it; and nothing is called valid."""
     made = job()

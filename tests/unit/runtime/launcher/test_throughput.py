@@ -110,14 +110,15 @@ def test_memory_is_bounded() -> None:
     assert len(throughput._open) <= 1000
 
 
-def test_the_loss_is_that_of_the_shown_step() -> None:
+def test_loss_and_metrics_are_means_over_ranks_in_the_shown_step() -> None:
     """Also if a rank is a step ahead, as when the other has failed."""
     throughput = GangThroughput(2)
     for step, rank in ((1, 0), (1, 1), (2, 0), (2, 1), (3, 0), (3, 1), (4, 1)):
-        throughput.add(rank, report(step, 100.0 + step, loss=1 / step))
+        throughput.add(rank, report(step, 100.0 + step, loss=1 / step, metrics={"accuracy": 0.1 * (rank + step)}))
     progress = throughput.progress()
     assert progress is not None
     assert (progress.step, progress.loss) == (3, pytest.approx(1 / 3))
+    assert progress.metrics == {"accuracy": pytest.approx(0.35)}
 
 
 def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
