@@ -321,6 +321,20 @@ def test_a_worker_asked_to_stop(gang: Gang) -> None:
     assert job.rank_log(1) == b"ready\ngoodbye\n"
 
 
+def test_all_pods_asked_to_stop(gang: Gang) -> None:
+    """If the launcher's SIGTERM follows those of the workers, the attempt is stopped: no worker is its cause."""
+    job = gang(2, 1, RINGTRAIN_TIMEOUT="60")
+    launcher, agents = job.launcher(), job.agents(*job.python(POLITE))
+    until("both ranks ready", lambda: job.rank_log(0) == job.rank_log(1) == b"ready\n")
+    for agent in agents:
+        agent.send(signal.SIGTERM)
+    until("both ranks said goodbye", lambda: b"goodbye" in job.rank_log(0) and b"goodbye" in job.rank_log(1))
+    launcher.send(signal.SIGTERM)
+    assert [launcher.wait(), agents[0].wait(), agents[1].wait()] == [143, 143, 143]
+    assert launcher.message()["outcome"] == "Stopped"
+    assert "failure" not in launcher.message()
+
+
 def test_what_a_rank_leaves_behind(gang: Gang) -> None:
     """A process that a rank left in the background is gone, and does not hold up the end."""
     job = gang(1, 1)

@@ -29,6 +29,9 @@ RUNNING = gang(*(rank(number, RankPhase.RUNNING) for number in range(4)))
 SUCCEEDED = gang(*(rank(number, RankPhase.SUCCEEDED, 0) for number in range(4)))
 SIGTERM = (RankPhase.FAILED, 143, "SIGTERM")
 WITHOUT_WORKER = replace(RUNNING, workers=[RUNNING.workers[0], replace(RUNNING.workers[1], silent_since=9.5)])
+LEAVING = replace(
+    RUNNING, workers=[RUNNING.workers[0], replace(RUNNING.workers[1], leaving="SIGTERM", leaving_since=10.0)]
+)
 ABORTED = gang(rank(0, RankPhase.FAILED, 14), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
 TERMINATED = gang(rank(0, *SIGTERM), rank(1, *SIGTERM), rank(2, RankPhase.FAILED, 5), rank(3, *SIGTERM))
 STOPPED = [rank(number, RankPhase.STOPPED, 137, "SIGKILL") for number in range(4)]
@@ -44,6 +47,7 @@ KILLED = gang(*STOPPED[:3], rank(3, RankPhase.FAILED, 137, "SIGKILL"))
         pytest.param(RUNNING, None, LOST_DAEMON, 11.9, id="mpirun-may-end-by-itself"),
         pytest.param(WITHOUT_WORKER, None, None, 14.5, id="a-worker-may-come-back"),
         pytest.param(WITHOUT_WORKER, CommandEnd(255, 10.0), None, 11.9, id="and-with-it-news"),
+        pytest.param(LEAVING, CommandEnd(143, 10.0), LOST_DAEMON, 10.9, id="the-launcher-may-have-to-stop-too"),
         pytest.param(ABORTED, None, None, 10.9, id="mpirun-may-know-who-began"),
         pytest.param(TERMINATED, None, None, 10.9, id="mpirun-has-stopped-all-and-may-know-why"),
         pytest.param(gang(*STOPPED), None, None, 13.9, id="mpirun-has-killed-all-and-is-about-to-end"),
@@ -64,6 +68,9 @@ def test_open(view: GangView, command: CommandEnd | None, daemon: DaemonEnd | No
         pytest.param(ABORTED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="aborted"),
         pytest.param(
             TERMINATED, CommandEnd(5, 10.5), None, Reason.RANK_FAILED, "rank 2 exited with 5", id="stopped-first",
+        ),
+        pytest.param(
+            LEAVING, CommandEnd(143, 10.0), LOST_DAEMON, Reason.AGENT_LOST, "was stopped by SIGTERM", id="left",
         ),
         pytest.param(ABORTED, None, None, Reason.RANK_FAILED, "rank 0 exited with 14", id="mpirun-does-not-say"),
         pytest.param(

@@ -1,6 +1,6 @@
 """Naming the first cause, as a table of gangs."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -162,12 +162,36 @@ def test_a_lost_agent(view: GangView, now: float) -> None:
     )
 
 
-def test_a_leaving_agent() -> None:
-    """An agent with a stop request decides the verdict at once, with the exit code of its signal."""
-    view = gang(Ended(2, 10.0, 143, "SIGTERM", phase=STOPPED))
-    workers = [view.workers[0], WorkerView(1, "job-worker-1", "", leaving="SIGTERM", leaving_since=10.0)]
-    verdict = decide_verdict(GangView(2, workers, view.ranks, view.exits), 10.0, PATIENCE)
+def leaving(view: GangView, silent_since: float | None = None) -> GangView:
+    """Return `view` with a stop request of the second worker at 10.0."""
+    return replace(view, workers=[view.workers[0], WorkerView(1, "job-worker-1", "", silent_since, "SIGTERM", 10.0)])
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        pytest.param(gang(Ended(2, 10.0, 143, "SIGTERM", phase=STOPPED)), id="its-ranks-stop"),
+        pytest.param(gang(*(Ended(rank, 10.0, 143, "SIGTERM") for rank in range(4))), id="all-ranks-end"),
+        pytest.param(gang(*(Ended(rank, 10.1, 0, phase=SUCCEEDED) for rank in range(4))), id="all-ranks-save"),
+        pytest.param(gang(lost(0, 10.1, 2), lost(1, 10.1, 2)), id="the-others-lose-a-peer"),
+    ],
+)
+@pytest.mark.parametrize("silent_since", [None, 10.2])
+def test_a_leaving_agent(view: GangView, silent_since: float | None) -> None:
+    """An agent with a stop request decides the verdict once the launcher would have had its own."""
+    view = leaving(view, silent_since)
+    assert decide_verdict(view, 10.9, PATIENCE) is None
+    verdict = decide_verdict(view, 11.0, PATIENCE)
     assert (verdict.exit_code, verdict.failure.signal, verdict.failure.pod) == (143, "SIGTERM", "job-worker-1")
+
+
+def test_other_causes_do_not_wait_for_a_stop_request() -> None:
+    """A killed rank, an agent that was lost earlier, or ranks that finished before, decide the verdict at once."""
+    ended = [Ended(rank, 9.9, 0, phase=SUCCEEDED) for rank in range(4)]
+    assert decide_verdict(leaving(gang(*ended)), 10.0, PATIENCE).outcome is Outcome.SUCCEEDED
+    assert decide_verdict(leaving(gang(KILLED)), 10.2, PATIENCE).failure.rank == 3
+    view = gang(silent={0: -5.0})
+    assert decide_verdict(leaving(view), 10.0, PATIENCE).failure.pod == "job-worker-0"
 
 
 def test_success_is_every_rank() -> None:
