@@ -209,7 +209,8 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
         fields.update(evaluator=evaluator_status(replace(s, status=status), seen))
     fields.update(start_fields(seen))
     bound = input_bound_text(seen) if spec.data_workers is not None else ""
-    fields.update(progress_fields(seen, status.is_true("Succeeded"), bound))
+    begins = s.attempt != seen.attempt
+    fields.update({"progress": None, "progress_summary": ""} if begins else progress_fields(seen, bound))
     return status.model_copy(update=fields)
 
 

@@ -29,16 +29,12 @@ _PARTS: Final = (
 )
 
 
-def progress_fields(s: Situation, succeeded: bool, input_bound: str) -> dict[str, Any]:
-    """Return the status fields `progress` and `progressSummary`; empty if no progress is known.
+def progress_fields(s: Situation, input_bound: str) -> dict[str, Any]:
+    """Return the status fields `progress` and `progressSummary` of the current attempt; empty if nothing new is known.
 
-    `input_bound`: text about ranks that wait for their data workers. The fields describe the newest attempt that has
-    reported. If a job `succeeded` without a report of its last attempt, which found nothing left to do, they are
-    cleared: an earlier attempt's progress would be wrong.
+    `input_bound`: text about ranks that wait for their data workers.
     """
     new = _final_progress(s)
-    if new is None and succeeded and s.launcher is not None and termination_of(s.launcher, s.attempt):
-        return {"progress": None, "progress_summary": ""}
     if new is None and s.report is not None:
         new = parse_progress(s.report.progress, s.report.last_progress_time)
     if new is None:

@@ -133,7 +133,7 @@ def _gang_running_condition(s: Situation) -> ConditionChange:
     """Return the condition of a job whose ranks run. It names a side container that has failed."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is unknown: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs with {_world_text(s)}{unknown}"
+    text = f"attempt {s.attempt} runs{_world_text(s)}{unknown}"
     failed = [pod for pod in s.pods if pod.end.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)
@@ -143,17 +143,15 @@ def _gang_running_condition(s: Situation) -> ConditionChange:
 
 
 def _world_text(s: Situation) -> str:
-    """Return a text with the size of the world, and in an elastic job its generation."""
+    """Return a text with the size of the world, and in an elastic job its last known generation; empty if unknown."""
+    if s.job.spec.elastic is None:
+        return f" with {counted(s.world_size, 'rank')}"
     world = (s.report.elastic if s.report is not None else None) or {}
     formation, ranks = world.get("formation"), world.get("ranks")
-    if (
-        s.job.spec.elastic is None
-        or not formation
-        or not is_storable_integer(formation)
-        or not is_storable_integer(ranks)
-    ):
-        return counted(s.world_size, "rank")
-    return f"{ranks} of {counted(s.world_size, 'rank')}, generation {formation}"
+    if not formation or not is_storable_integer(formation) or not is_storable_integer(ranks):
+        known = s.status.elastic
+        formation, ranks = (known.formation, known.ranks) if known is not None else (0, 0)
+    return f" with {ranks} of {counted(s.world_size, 'rank')}, generation {formation}" if formation else ""
 
 
 def refusal_condition(refusals: Sequence[Refusal]) -> ConditionChange:

@@ -306,6 +306,20 @@ def test_scaled_down_within_the_attempt(w: World) -> None:
     assert w.status.attempt == 1
 
 
+def test_the_world_of_a_launcher_that_no_longer_answers(w: World) -> None:
+    """The condition has the last known world, not the requested one; before the first world it has no number."""
+    w.world_is(3, 2)
+    w.scale(4, unseen=True)
+    w.report = None
+    w.run(seconds=1)
+    assert condition(w, "Running")[2] == "attempt 1 runs with 2 of 4 ranks, generation 3"
+    w.launcher_ends(1)
+    w.go_on()
+    w.launcher_says("Running")
+    w.settle()
+    assert condition(w, "Running")[2] == "attempt 2 runs"
+
+
 def test_scaled_down_is_written_before_pods_are_touched(w: World) -> None:
     """An operator that died before the deletions is followed by one that knows whose they were."""
     w.scale(2, unseen=True)
