@@ -214,11 +214,12 @@ def _loss_causes(status: Json) -> Iterator[str]:
     """Yield lines about workers that an elastic job lost without a restart, and about nodes that it avoids."""
     world = status.get("elastic") or {}
     if world.get("lostWorkers"):
-        seconds = world.get("lastRecoverySeconds")
-        took = f", the last within {seconds:g} s" if seconds is not None else ""
+        recoveries, seconds = world.get("recoveries"), world.get("lastRecoverySeconds")
+        recovered = f"; recovered from {counted(recoveries, 'interruption')}" if recoveries else ""
+        took = f", the last within {seconds:g} s" if recoveries and seconds is not None else ""
         yield (
             f"{counted(world['lostWorkers'], 'worker')} lost, {counted(world.get('lostSteps', 0), 'step')} "
-            f"repeated; recovered {counted(world.get('recoveries', 0), 'time')}{took}"
+            f"repeated{recovered}{took}"
         )
     losses = Incarnations.model_validate((status.get("ledger") or {}).get("incarnations") or {}).losses
     for loss in losses[-LOSSES_SHOWN:]:

@@ -61,7 +61,7 @@ class ReplicaStatuses(StatusModel):
 
 
 class Progress(StatusModel):
-    """Progress of training, as the launcher last reported it."""
+    """Progress of the current attempt, as its launcher last reported it."""
 
     step: int = Field(description="Step that the slowest rank has reached.")
     total_steps: int | None = Field(default=None, description="Number of steps of the whole job, if reported.")
@@ -72,7 +72,7 @@ class Progress(StatusModel):
     metrics: dict[str, float] = Field(default={}, description="Other reported numbers, for example accuracy.")
     last_progress_time: Time | None = Field(default=None, description="Time of the last report of a step.")
     started_from: str | None = Field(
-        default=None, description="Checkpoint from which the last attempt continued, or a text that there was none."
+        default=None, description="Checkpoint from which the attempt continued, or a text that there was none."
     )
 
 
@@ -128,7 +128,9 @@ class ElasticStatus(StatusModel):
     lost_workers: int = Field(default=0, description="Number of lost worker pods.")
     lost_steps: int = Field(default=0, description="Number of steps that were interrupted and had to be repeated.")
     recoveries: int = Field(
-        default=0, description="Number of times that ranks were lost and training continued without a restart."
+        default=0,
+        description="Number of times that lost ranks interrupted training and it continued without a restart. Ranks of "
+        "a pod that is deleted in an orderly way leave without an interruption.",
     )
     last_recovery_seconds: float | None = Field(
         default=None,
@@ -210,8 +212,8 @@ class JobStatus(StatusModel):
         default=None, description="Data workers, and the time that ranks wait for them."
     )
     evaluator: EvaluatorStatus | None = Field(default=None, description="State of the evaluator pod.")
-    progress: Progress | None = Field(default=None, description="Progress of training, as last reported.")
-    progress_summary: str = Field(default="", description="Progress of training as a short text.")
+    progress: Progress | None = Field(default=None, description="Progress of the current attempt, as last reported.")
+    progress_summary: str = Field(default="", description="Progress of the current attempt as a short text.")
     start: StartStatus | None = Field(
         default=None, description="Timeline of the start of the last attempt that started."
     )

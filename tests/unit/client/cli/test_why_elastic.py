@@ -21,8 +21,19 @@ def test_why_tells_the_losses() -> None:
     told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
     assert "Degraded=True" in told
     assert "2 of 3 ranks train: digits-worker-1" in told
-    assert "1 worker lost, 1 step repeated; recovered 1 time, the last within 1.5 s" in told
+    assert "1 worker lost, 1 step repeated; recovered from 1 interruption, the last within 1.5 s" in told
     assert f"{VICTIM} (incarnation 1) on node node-of-{VICTIM} was disrupted (TerminationByKubelet)" in told
+
+
+def test_why_counts_no_recovery_of_a_worker_that_left_in_order() -> None:
+    """The ranks of a deleted pod leave at a commit: its loss does not interrupt training."""
+    w = elastic()
+    w.user_deletes(VICTIM)
+    w.world_is(2, 2)
+    w.go_on()
+    w.world_is(3, 3)
+    told = "\n".join(explain_job(json.loads(json.dumps(w.job)), [], []))
+    assert "  1 worker lost, 0 steps repeated\n" in told
 
 
 def test_a_lost_state_is_told_in_the_status() -> None:
