@@ -125,6 +125,12 @@ def attempt_failure(s: Situation) -> PolicyResult:
 
 
 def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
+    due = (launcher.end.time or s.now) + timedelta(seconds=POD_FATE_S)
+    if termination_of(launcher, s.attempt).get("outcome") == "Stopped":  # the workers' pods show why, perhaps later
+        ended = [pod for pod in s.workers if pod.ended_badly]
+        if s.workers and not ended and s.now < due:
+            return PolicyResult(requeue_at=due)
+        return PolicyResult(_judge_outcome(s, failure_of(ended[0] if ended else launcher, s)))
     failure = failure_of(launcher, s)
     if failure.reason == "AgentLost" and s.job.spec.elastic is not None:
         return PolicyResult(judge_failure(s, failure, disrupted=not _failed_by_itself(s, failure.pod)))
@@ -132,7 +138,6 @@ def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
         lost = next((pod for pod in s.workers if pod.id.name == failure.pod), None)
         if lost is not None and lost.finished and lost.end.code not in (None, 0, EXIT_GANG_STOPPED):
             return PolicyResult(_judge_outcome(s, failure_of(lost, s)))
-        due = (launcher.end.time or s.now) + timedelta(seconds=POD_FATE_S)
         if lost is not None and not lost.finished:
             if lost.place.node_ready is not False and s.now < due:
                 return PolicyResult(requeue_at=due)
@@ -219,6 +224,8 @@ def _end_reason_and_message(pod: PodView, s: Situation) -> tuple[str, str]:
         return reason, f"{pod.id.name} ran longer than its template's activeDeadlineSeconds allows{detail}"
     if pod.end.reason == "OOMKilled":
         return reason, f"{_out_of_memory(pod, s)}{detail}"
+    if termination_of(pod, s.attempt).get("outcome") == "Stopped":
+        return reason, f"{pod.id.name} reports that the attempt was stopped by a signal{detail}"
     why = pod.end.reason or pod.state.reason or "Kubernetes gives no reason"
     return reason, f"{pod.id.name} left no termination message ({why}){detail}"
 

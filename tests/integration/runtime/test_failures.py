@@ -321,15 +321,18 @@ def test_a_worker_asked_to_stop(gang: Gang) -> None:
     assert job.rank_log(1) == b"ready\ngoodbye\n"
 
 
-def test_all_pods_asked_to_stop(gang: Gang) -> None:
-    """If the launcher's SIGTERM follows those of the workers, the attempt is stopped: no worker is its cause."""
+@pytest.mark.parametrize("then", ["launcher", "nobody"])
+def test_all_workers_asked_to_stop(gang: Gang, then: str) -> None:
+    """If SIGTERM came to all workers, and to the launcher later or not, the attempt is stopped: no worker is its
+    cause."""
     job = gang(2, 1, RINGTRAIN_TIMEOUT="60")
     launcher, agents = job.launcher(), job.agents(*job.python(POLITE))
     until("both ranks ready", lambda: job.rank_log(0) == job.rank_log(1) == b"ready\n")
     for agent in agents:
         agent.send(signal.SIGTERM)
     until("both ranks said goodbye", lambda: b"goodbye" in job.rank_log(0) and b"goodbye" in job.rank_log(1))
-    launcher.send(signal.SIGTERM)
+    if then == "launcher":
+        launcher.send(signal.SIGTERM)
     assert [launcher.wait(), agents[0].wait(), agents[1].wait()] == [143, 143, 143]
     assert launcher.message()["outcome"] == "Stopped"
     assert "failure" not in launcher.message()

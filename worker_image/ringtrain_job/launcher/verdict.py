@@ -5,9 +5,9 @@ raise PeerLost and exit with 1. The first report is therefore not always the cau
 
 1. A rank killed by a signal that is never sent as a consequence (SIGKILL, SIGSEGV, …) within the settle window,
    unless it had raised PeerLost by then.
-2. An agent that was silent, or was ordered to stop, by then: its ranks are lost, whatever other ranks report. Whoever
-   stops the whole job also stops the launcher's pod, perhaps a moment later: a stop order counts after half of the
-   settle window.
+2. An agent that was silent, or was ordered to stop, by then: its ranks are lost, whatever other ranks report. If the
+   whole job is stopped, orders for other workers and the launcher may follow: an order counts half of the settle window
+   after the last one. If all agents were ordered to stop, the attempt was stopped, and no worker is the cause.
 3. Of the ranks that failed by an error of the program, the one that ended first. If the launcher's command ended with
    the code of one of them, that one: a command that starts ranks stops all of them when one fails, and the others may
    end before it does.
@@ -131,9 +131,10 @@ def lost_peer(tail: Sequence[str], own_rank: int) -> int | None:
 def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Verdict | None:
     """Return the verdict on an attempt at time `now`; None while it is undecided."""
     failed = failures_by_time(view.exits)
-    ordered = min((worker.leaving_since for worker in view.workers if worker.leaving), default=math.inf)
+    orders = [worker.leaving_since for worker in view.workers if worker.leaving]
+    first_order = min(orders, default=math.inf)
     # A rank that ends with 0 after its pod was ordered to stop may have stopped early.
-    if view.succeeded == len(view.ranks) and not failed and all(exit.at <= ordered for exit in view.exits):
+    if view.succeeded == len(view.ranks) and not failed and all(exit.at <= first_order for exit in view.exits):
         return Verdict(Outcome.SUCCEEDED, 0, view.succeeded)
     gone = _lost_or_leaving_workers(view, failed, now, patience)
     if failed and not gone and not _are_exits_settled(view, failed, now, patience):
@@ -143,9 +144,12 @@ def decide_verdict(view: GangView, now: float, patience: VerdictPatience) -> Ver
         if not all(state.phase in ENDED for state in view.ranks):
             return None
         failure = _gang_incomplete_failure(view)
-    if failure.reason is Reason.AGENT_LOST and failure.signal and now - ordered < patience.settle_s / 2:
-        return None
     code = contract.EXIT_GANG_STOPPED if failure.exit_code is None else failure.exit_code
+    if failure.reason is Reason.AGENT_LOST and failure.signal:
+        if now - max(orders) < patience.settle_s / 2:
+            return None
+        if len(orders) == len(view.workers):
+            return Verdict(Outcome.STOPPED, code, view.succeeded)
     return Verdict(Outcome.FAILED, code, view.succeeded, failure)
 
 

@@ -326,6 +326,26 @@ def test_a_failed_init_container_is_told_as_one() -> None:
     assert failure.log_tail == ("no data", "at s3://x")
 
 
+def test_the_workers_tell_why_a_launcher_says_stopped() -> None:
+    """Their pods have the reason, a moment after the launcher's end; without one, the message says what is known."""
+    w = started(job())
+    words = json.dumps({"version": 1, "attempt": 1, "outcome": "Stopped", "worldSize": 2, "ranksSucceeded": 0})
+    w.pod_ends("digits-launcher", 143, words)
+    w.settle()
+    assert w.status.attempt == 1
+    w.pod_ends("digits-worker-0", 143, words)
+    w.pods["digits-worker-0"]["status"]["reason"] = "DeadlineExceeded"
+    w.settle()
+    assert (w.status.attempt, w.status.failure.pod) == (2, "digits-worker-0")
+    assert "ran longer than its template's activeDeadlineSeconds allows" in w.status.failure.message
+    w.go_on()
+    w.start_gang()
+    w.pod_ends("digits-launcher", 143, words.replace('"attempt": 1', '"attempt": 2'))
+    w.run(seconds=20)
+    assert (w.status.attempt, w.status.restarts) == (3, 2)
+    assert w.status.failure.message == "digits-launcher reports that the attempt was stopped by a signal"
+
+
 def test_a_templates_deadline_is_told_without_raw_json() -> None:
     """The agent was stopped and says so to the launcher; to a person that is not the end of a log."""
     w = running(backoffLimit=0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from ringtrain.errors import GOES_ON
-from ringtrain_job.control.model import Outcome, RankPhase, RankState, Reason
+from ringtrain_job.control.model import Outcome, RankPhase, RankState, Reason, Verdict
 from ringtrain_job.launcher.verdict import (
     GangView,
     RankExit,
@@ -183,6 +183,16 @@ def test_a_leaving_agent(view: GangView, silent_since: float | None) -> None:
     assert decide_verdict(view, 10.9, PATIENCE) is None
     verdict = decide_verdict(view, 11.0, PATIENCE)
     assert (verdict.exit_code, verdict.failure.signal, verdict.failure.pod) == (143, "SIGTERM", "job-worker-1")
+
+
+def test_all_agents_leaving() -> None:
+    """A suspended job's workers are stopped one after the other, before its launcher: the attempt was stopped."""
+    ended = [Ended(rank, 10.1, 143, "SIGTERM", phase=STOPPED) for rank in range(4)]
+    view = leaving(gang(*ended))
+    first = replace(view.workers[0], leaving="SIGTERM", leaving_since=10.8)
+    view = replace(view, workers=[first, view.workers[1]])
+    assert decide_verdict(view, 11.7, PATIENCE) is None
+    assert decide_verdict(view, 11.8, PATIENCE) == Verdict(Outcome.STOPPED, 143, 0)
 
 
 def test_other_causes_do_not_wait_for_a_stop_request() -> None:
