@@ -16,7 +16,7 @@ The first step has no predecessor and is not timed.
 import math
 import statistics
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,6 +36,7 @@ _INPUT_BOUND = 0.05
 _OPEN_STEPS = 1000
 # Limit on open steps with a time for each rank, so that a rank that hangs does not exhaust memory.
 _TIMED_STEPS = 50
+_REPORTED_STEPS = 4  # likewise, with a report of each rank
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,7 @@ class GangThroughput:
             entry.ended = max(entry.ended, time)
             if len(self._open) <= _TIMED_STEPS:
                 entry.times[rank] = time
+            if len(self._open) <= _REPORTED_STEPS:
                 entry.reports[rank] = report
         return self._close_steps()
 
@@ -204,7 +206,7 @@ class GangThroughput:
         report = self._latest[slowest]
         not_finite = self._not_finite.now()
         reports = self._reports_at(self._steps[slowest])
-        losses = _losses(reports) or _losses(list(self._latest.values()))
+        losses = _numbers(r.get("loss") for r in reports) or _numbers(r.get("loss") for r in self._latest.values())
         return Progress(
             step=self._steps[slowest],
             total_steps=report.get("totalSteps"),
@@ -274,7 +276,6 @@ class GangThroughput:
             lowest = min(self._steps.get(rank, never) for rank in ranks)
             if self._steps.get(straggler.rank, never) <= lowest + 1:
                 return straggler.rank
-
         steps = {rank: self._steps.get(rank, never) for rank in ranks}
         lowest = min(steps.values(), default=never)
         last = [rank for rank, step in steps.items() if step == lowest]
@@ -307,18 +308,15 @@ def progress_json(progress: Progress, error: float | None, started_from: str | N
     }
 
 
-def _losses(reports: Sequence[Mapping[str, Any]]) -> list[float]:
-    return [loss for report in reports if (loss := _throughput_number(report.get("loss"))) is not None]
+def _numbers(values: Iterable[object]) -> list[float]:
+    return [number for value in values if (number := _throughput_number(value)) is not None]
 
 
 def _mean_metrics(reports: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Return the mean of each metric over those reports that have it."""
-    values: dict[str, list[float]] = {}
-    for report in reports:
-        for name, value in (report.get("metrics") or {}).items():
-            if (number := _throughput_number(value)) is not None:
-                values.setdefault(name, []).append(number)
-    return {name: _mean(found) for name, found in values.items()}
+    found = [report.get("metrics") or {} for report in reports]
+    names = dict.fromkeys(name for metrics in found for name in metrics)
+    return {name: _mean(values) for name in names if (values := _numbers(metrics.get(name) for metrics in found))}
 
 
 def _mean(values: Sequence[float]) -> float:
