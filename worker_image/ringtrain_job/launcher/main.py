@@ -28,7 +28,13 @@ from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.not_finite import verdict_on_loss
-from ringtrain_job.launcher.outcome import read_verdict, repeat_outcome, write_outcome, write_refusal
+from ringtrain_job.launcher.outcome import (
+    read_verdict,
+    repeat_outcome,
+    with_refused_lines,
+    write_outcome,
+    write_refusal,
+)
 from ringtrain_job.launcher.registry import Attempt, BackendContext, open_backend, open_observers
 from ringtrain_job.launcher.service import CoordinatorService, DataService
 from ringtrain_job.launcher.sites import WorkerSites
@@ -85,11 +91,10 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Hos
         if verdict is None:
             return _hand_over(status)
         launcher.drain(verdict)
-        verdict = _with_refused_lines(launcher.conclude(verdict), store)
-        message = _launcher_termination_message(status, verdict)
-        write_outcome(files, verdict, message)
-        write_termination_message(config.termination, message)
+        verdict = with_refused_lines(launcher.conclude(verdict), store)
+        _store_end(status, verdict)
         launcher.release(verdict)
+        _store_end(status, verdict)  # with the reports of ranks that ended after a second Ctrl-C
         status.observers.ended(verdict)
         if left := status.observers.unfinished():
             write_termination_message(config.termination, _launcher_termination_message(status, verdict, left))
@@ -122,16 +127,11 @@ def _repeat_launcher_outcome(attempt: Attempt, stack: ExitStack) -> int:
     return verdict.exit_code
 
 
-def _with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
-    """Return the verdict; after a success, add a warning if log lines could not be stored."""
-    if verdict.outcome is not Outcome.SUCCEEDED or not store.refused:
-        return verdict
-    warning = (
-        f"some of the last lines of ranks could not be written to {store.files.directory} "
-        f"({store.refused}); their workers print them"
-    )
-    log.info("warning: %s", warning)
-    return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
+def _store_end(status: StatusSnapshot, verdict: Verdict) -> None:
+    """Write the outcome and the termination message of the attempt."""
+    message = _launcher_termination_message(status, verdict)
+    write_outcome(status.store.files, verdict, message)
+    write_termination_message(status.config.termination, message)
 
 
 def _launcher_termination_message(

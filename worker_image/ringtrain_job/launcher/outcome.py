@@ -3,6 +3,7 @@
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
@@ -28,6 +29,7 @@ from ringtrain_job.logs.fields import (
     world_size,
 )
 from ringtrain_job.logs.layout import AttemptFiles, replace_whole
+from ringtrain_job.logs.store import LogStore
 
 log = logging.getLogger(__name__)
 
@@ -116,3 +118,15 @@ def repeat_outcome(config: LauncherConfig, files: AttemptFiles, unfinished: Mapp
     document = json.loads(files.outcome.read_text())
     write_termination_message(config.termination, fit_termination_message(document["message"], unfinished))
     log.info("attempt %d has already ended: %s", config.job.attempt, document["message"]["outcome"])
+
+
+def with_refused_lines(verdict: Verdict, store: LogStore) -> Verdict:
+    """Return the verdict; after a success, add a warning if log lines could not be stored."""
+    if verdict.outcome is not Outcome.SUCCEEDED or not store.refused:
+        return verdict
+    warning = (
+        f"some of the last lines of ranks could not be written to {store.files.directory} "
+        f"({store.refused}); their workers print them"
+    )
+    log.info("warning: %s", warning)
+    return replace(verdict, warning="; ".join(filter(None, [verdict.warning, warning])))
