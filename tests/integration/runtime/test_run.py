@@ -21,6 +21,7 @@ from ringtrain.shared.contract import JOINED_LINE
 from ringtrain_job.launcher.summary import summarize_attempt
 from ringtrain_job.logs.events import read_log_events
 from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.reports import stored_reports
 
 FLOOD = 12_000
 # Runs a command whose files, and those of what it starts, have at most so many bytes.
@@ -229,6 +230,27 @@ def test_the_duration_of_a_stopped_run_ends_with_its_ranks(tmp_path: Path) -> No
     assert found.ended is not None
     assert found.ended >= (tmp_path / "ended").stat().st_mtime - 0.1  # the file system's clock is coarser
     assert f"took   {found.shown['took']}\n" in err
+
+
+def test_after_a_second_interrupt_the_last_step_is_that_of_the_reports(tmp_path: Path) -> None:
+    """Ranks that ignore Ctrl-C report until they are killed; the outcome has the step that all of them reported."""
+    (tmp_path / "train.py").write_text(
+        "import signal, time\n"
+        "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, signal.SIG_IGN)\n"
+        "import ringtrain as rt\n"
+        "for step in range(1, 5000): rt.report(step, loss=1 / step); time.sleep(0.02)\n"
+    )
+    run = ringtrain_run(tmp_path, "-np", "2", "--name", "twice", sys.executable, "train.py")
+    files = AttemptFiles(tmp_path / "runs/local/twice/1")
+    until("reports", lambda: files.metrics.exists() and files.metrics.read_bytes().count(b"\n") > 10)
+    run.send_signal(signal.SIGINT)
+    until("stopping", lambda: any(event["kind"] == "Stopped" for event in read_log_events(files)))
+    run.send_signal(signal.SIGINT)
+    _, err = run.communicate(timeout=DEADLINE_S)
+    assert run.returncode == 130
+    last = dict(sorted((rank, report["step"]) for rank, report in stored_reports(files.metrics)))
+    assert f"steps  {min(last.values())}," in err
+    assert summarize_attempt(files).progress["step"] == min(last.values())
 
 
 def test_a_launcher_that_ends_before_its_agent_has_reached_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
