@@ -12,6 +12,7 @@ import click
 
 from ringtrain.shared.formats import counted
 from ringtrain_job.cli.runs import STATE_COLOURS, Run, find_run, find_runs, no_runs_text, runs_option
+from ringtrain_job.launcher.summary import KILLED
 from ringtrain_job.logs.fields import printable_text
 from ringtrain_page.comparison import MOST_COMPARED, comparison_document
 from ringtrain_page.document import page
@@ -38,6 +39,8 @@ _FEWEST_CHARACTERS: Final = 16
 def list_runs(runs: Path, output: str) -> None:
     """List the runs in a folder and its subfolders, newest first."""
     found = find_runs(runs)
+    if damaged := [run.name for run in found if run.summary.state == KILLED and run.files.outcome.exists()]:
+        click.echo(f".outcome.json is damaged in {', '.join(damaged)}, so how the run ended is not known", err=True)
     if output in ("json", "yaml"):
         _print_data([run.document() for run in found], output)
     elif not found:

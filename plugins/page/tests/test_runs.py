@@ -183,6 +183,16 @@ def test_a_long_name_leaves_room_for_the_other_columns(tmp_path: Path) -> None:
     assert re.match(r"digits-\S*…\S*-3f2a  Succeeded  2      300/300  0.4213$", shown)
 
 
+def test_damaged_outcomes_are_named(tmp_path: Path) -> None:
+    """Such a run is not known to have been killed."""
+    for name, outcome in (("whole", json.dumps({"message": {"outcome": "Succeeded"}})), ("cut", '{"message": {"out')):
+        attempt = tmp_path / "runs/local" / name / "1"
+        attempt.mkdir(parents=True)
+        (attempt / "job.log").touch()
+        (attempt / ".outcome.json").write_text(outcome)
+    assert ".outcome.json is damaged in cut, so" in _ringtrain(tmp_path, "list").stderr
+
+
 async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
     """Settings that differ are columns. The page needs no other file, has a curve with the last step of each run, and
     is not cut on a narrow screen."""

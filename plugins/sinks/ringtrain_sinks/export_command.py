@@ -6,6 +6,7 @@ import click
 
 from ringtrain_job.cli.main import log_to_stderr
 from ringtrain_job.cli.runs import find_attempt, run_options
+from ringtrain_job.logs.reports import stored_reports
 from ringtrain_sinks.base import SINKS, check_sink, open_sink
 from ringtrain_sinks.feed import SinkFeed, is_sink_attempt_ended, sink_attempt_of
 
@@ -29,5 +30,7 @@ def export(run: str | None, runs: Path, attempt: int | None, name: str, follow: 
     problem = SinkFeed(name, sink, files).run(lambda: not follow or is_sink_attempt_ended(files))
     if problem:
         raise click.ClickException(problem)
+    if next(stored_reports(files.metrics), None) is None:
+        click.echo(f"{files.directory} has no reports, so no curves were sent", err=True)
     written = files.directory / name
     click.echo(written if written.is_dir() else f"sent {files.directory} to {name}")

@@ -67,6 +67,13 @@ def test_every_report_is_an_event(tmp_path: Path) -> None:
     assert {path.name for path in (attempt / "tensorboard").iterdir()} == {"rank-0000", "rank-0001"}
 
 
+def test_a_run_without_reports_is_said_to_have_none(tmp_path: Path) -> None:
+    """Its folder of events is empty."""
+    kept(tmp_path)
+    done = CliRunner().invoke(main, ["export", "--runs", str(tmp_path / "runs"), "--to", "tensorboard"])
+    assert (done.exit_code, "has no reports" in done.stderr) == (0, True)
+
+
 def test_a_second_time_replaces_the_first(tmp_path: Path) -> None:
     """No event comes twice, and files of others stay."""
     attempt = kept(tmp_path, {"step": 1, "time": 10.0, "loss": 2.0})
