@@ -43,21 +43,21 @@ def test_a_killed_worker_is_a_new_attempt(kubectl: Any, digits: Digits) -> None:
 def test_data_workers_are_replaced_one_by_one(kubectl: Any, digits: Digits) -> None:
     """One that is deleted comes back while the ranks train on; at the end none is left."""
     kubectl.apply(digits("--epochs", "60", sample="digits-data"))
-    kubectl.wait("dtj", "digits", "jsonpath={.status.dataWorkers.ready}=2")
-    kubectl.wait("dtj", "digits", "condition=Running")
-    before = kubectl.get("pod", "digits-data-1")["metadata"]["uid"]
-    kubectl("delete", "pod", "digits-data-1")
+    kubectl.wait("dtj", "digits-served", "jsonpath={.status.dataWorkers.ready}=2")
+    kubectl.wait("dtj", "digits-served", "condition=Running")
+    before = kubectl.get("pod", "digits-served-data-1")["metadata"]["uid"]
+    kubectl("delete", "pod", "digits-served-data-1")
 
     def uid() -> str:
-        found = kubectl("get", "pod", "digits-data-1", "--output=jsonpath={.metadata.uid}", check=False)
+        found = kubectl("get", "pod", "digits-served-data-1", "--output=jsonpath={.metadata.uid}", check=False)
         return "another" if found not in ("", before) else ""
 
     kubectl.until(uid, says="another")
-    kubectl.wait("dtj", "digits", "condition=Succeeded")
-    status = kubectl.get("dtj", "digits")["status"]
+    kubectl.wait("dtj", "digits-served", "condition=Succeeded")
+    status = kubectl.get("dtj", "digits-served")["status"]
     assert (status["attempt"], status["restarts"], status["disruptions"]) == (1, 0, 0)
-    kubectl.wait("pod", "digits-data-1", "delete")
-    assert "test accuracy" in kubectl.dtj("logs", "digits")
+    kubectl.wait("pod", "digits-served-data-1", "delete")
+    assert "test accuracy" in kubectl.dtj("logs", "digits-served")
 
 
 def test_suspended_and_resumed(kubectl: Any, digits: Digits) -> None:
