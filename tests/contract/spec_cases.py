@@ -268,6 +268,8 @@ REJECTED = [
     refused("replicas-zero", "spec.worker.replicas", "expected at least 1", worker=worker(replicas=0)),
     refused("replicas-too-many", "spec.worker.replicas", "4096", worker=worker(replicas=4097)),
     refused("replicas-is-a-string", "spec.worker.replicas", "a whole number", worker=worker(replicas="2")),
+    refused("workers", "spec.workers", "did you mean worker?", workers={}),
+    refused("case-of-worker", "spec.Worker", "did you mean worker?", Worker={}),
     refused("manager-without-a-domain", "spec.managedBy", "a domain, '/' and a name", managedBy="me"),
     refused("slots-zero", "spec.slotsPerWorker", "expected at least 1", slotsPerWorker=0),
     refused("slots-too-many", "spec.slotsPerWorker", "1024", slotsPerWorker=1025),

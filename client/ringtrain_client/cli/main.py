@@ -52,10 +52,13 @@ class _LazyCommandGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run the command. Ctrl-C ends it silently with exit code 130, unless it handles Ctrl-C itself."""
+        """Run the command. Ctrl-C ends it with exit code 130, unless it handles Ctrl-C itself. Only `dtj local`, which
+        prints a summary later, prints a line."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt:
+            if "local" in sys.argv[1:2]:
+                click.echo("stopped before any rank was started", err=True)
             sys.exit(130)
 
     def main(self, *args: Any, **options: Any) -> Any:

@@ -1,5 +1,6 @@
 """Texts about an invalid spec: errors of the pydantic models, and violated rules with the values found."""
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -101,6 +102,9 @@ def _model_problem(error: Any) -> Problem:
 
 def _unknown_field(location: tuple[Any, ...]) -> str:
     known, name = _fields_at(location[:-1]), str(location[-1])
+    by_letters = {one.lower(): one for one in known}
+    if close := difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.8):
+        return f"is not a field here; did you mean {by_letters[close[0]]}?"
     if near := next((one for one in known if one.lower().endswith(name.lower())), ""):
         return f"is not a field here; did you mean {near}?"
     if elsewhere := _path_of_field(name):

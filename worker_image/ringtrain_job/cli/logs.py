@@ -15,6 +15,7 @@ from ringtrain.shared.settings import Settings, integer, path, text
 from ringtrain.shared.storage import ObjectStore
 from ringtrain_job.cli.runs import RUNS, find_attempt, run_options
 from ringtrain_job.control.settings import MOST_SLOTS, MOST_WORKERS
+from ringtrain_job.launcher.outcome import read_outcome
 from ringtrain_job.launcher.summary import summarize_attempt
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import (
@@ -70,6 +71,9 @@ def logs(
     else:
         path = _rank_log(files, rank, _rank_count(env) if of_pod else summarize_attempt(files).ranks or 0)
         if not (of_pod or following or path.exists()):
+            written = (read_outcome(files) or {}).get("rankLogLines") or ()
+            if rank < len(written) and written[rank]:
+                raise LogMissing(f"{path} is missing; the rank has printed {written[rank]} lines")
             print(f"rank {rank} has printed nothing", file=sys.stderr)
     start = 0 if tail is None else log_tail_position(path, tail)
     goes_on = following and present

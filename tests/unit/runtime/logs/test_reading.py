@@ -63,6 +63,10 @@ def test_a_rank_that_printed_nothing(files: AttemptFiles) -> None:
     silent, other, merged = (runner.invoke(main, one) for one in ([*words, "1"], [*words, "4"], words[:-1]))
     assert (silent.exit_code, silent.stdout, silent.stderr) == (0, "", "rank 1 has printed nothing\n")
     assert (other.exit_code, other.stderr) == (1, "Error: rank 4 does not exist; expected 0 to 3\n")
+    outcome = {"outcome": "Succeeded", "worldSize": 4, "rankLogLines": [0, 7, 0, 0]}
+    files.outcome.write_text(json.dumps({"message": outcome}))
+    deleted = runner.invoke(main, [*words, "1"])
+    assert (deleted.exit_code, "rank-0001.log is missing; the rank has printed 7 lines" in deleted.stderr) == (1, True)
     assert merged.stderr == f"Error: {files.job_log} is missing; --rank prints the output of one rank: 0, 3\n"
 
 
