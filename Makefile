@@ -33,7 +33,7 @@ $(VENV)/.frameworks: requirements-frameworks.txt $(VENV)/.installed
 
 # What the tests of MPI, Spark, several hosts, pages in a browser and metrics need of the system. Without root or apt they are skipped,
 # and say what is missing.
-SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 openssh-client openssh-server openssl slurmctld slurmd slurm-client chromium default-jre-headless prometheus busybox-static
+SYSTEM_PACKAGES := openmpi-bin libopenmpi-dev mpich libmpich-dev iproute2 openssh-client openssh-server openssl slurmctld slurmd slurm-client chromium docker-registry default-jre-headless prometheus busybox-static
 $(VENV)/.system: $(VENV)/.installed
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 		dpkg -s $(SYSTEM_PACKAGES) >/dev/null 2>&1 || { \

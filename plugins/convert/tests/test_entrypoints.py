@@ -1,15 +1,22 @@
 """Entrypoints of images for jobs without a command, from the command line and from a registry on this machine."""
 
+import hashlib
 import json
+import shutil
+import socket
 import subprocess
 import threading
+import urllib.request
 from collections.abc import Iterator
+from email.message import Message
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from support.gang import until
+from support.ports import free_addresses
 
 from ringtrain_client.cli.main import main
 from ringtrain_convert.entrypoints import _registry_of
@@ -73,11 +80,74 @@ class Registry(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def repository() -> Iterator[str]:
-    """Name of the repository in a registry on this machine."""
+    """Name of the repository in a registry on this machine that wants tokens."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Registry) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"127.0.0.1:{server.server_port}/team/train"
         server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def real_repository(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """Name of a repository with the same images in Docker's own registry, which wants no tokens."""
+    if (program := shutil.which("docker-registry")) is None:
+        pytest.skip("needs docker-registry")
+    folder, address = tmp_path_factory.mktemp("registry"), free_addresses(1)[0]
+    settings = {"version": 0.1, "storage": {"filesystem": {"rootdirectory": str(folder)}}, "http": {"addr": address}}
+    (folder / "config.yml").write_text(yaml.safe_dump(settings))
+    with subprocess.Popen([program, "serve", folder / "config.yml"], stderr=subprocess.DEVNULL) as server:
+        try:
+            until("the registry", lambda: _is_open(address))
+            push_images(f"http://{address}/v2/team/train")
+            yield f"{address}/team/train"
+        finally:
+            server.kill()
+
+
+def _is_open(address: str) -> bool:
+    host, _, port = address.rpartition(":")
+    with socket.socket() as probe:
+        return probe.connect_ex((host, int(port))) == 0
+
+
+def push_images(repository: str) -> None:
+    """Push the images of `CONFIGS` and `MANIFESTS`, with the digests of their content, to the repository at this
+    address."""
+    kind = "application/vnd.docker.distribution.manifest"
+    pushed: dict[str, tuple[str, int]] = {}  # digest and size by the digest in MANIFESTS
+    for name, config in CONFIGS.items():
+        content = json.dumps({"architecture": "amd64", "os": "linux", "rootfs": {"type": "layers"}, **config}).encode()
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        begun = _request(f"{repository}/blobs/uploads/", "POST", b"", "")
+        location = str(begun["Location"])
+        _request(f"{location}&digest={digest}", "PUT", content, "application/octet-stream")
+        pushed[name] = digest, len(content)
+    for name, manifest in sorted(MANIFESTS.items(), key=lambda item: "manifests" in item[1]):
+        if "config" in manifest:
+            digest, size = pushed[manifest["config"]["digest"]]
+            config = {"mediaType": "application/vnd.docker.container.image.v1+json", "digest": digest, "size": size}
+            body = {"schemaVersion": 2, "mediaType": f"{kind}.v2+json", "config": config, "layers": []}
+        elif "manifests" in manifest:
+            of = {one["digest"]: one["platform"] for one in manifest["manifests"]}
+            entries = [
+                {"mediaType": f"{kind}.v2+json", "digest": pushed[at][0], "size": pushed[at][1], "platform": platform}
+                for at, platform in of.items()
+            ]
+            body = {"schemaVersion": 2, "mediaType": f"{kind}.list.v2+json", "manifests": entries}
+        else:
+            continue  # a manifest of the first version, which this registry refuses
+        content = json.dumps(body).encode()
+        digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+        pushed[name] = digest, len(content)
+        at = digest if name.startswith("sha256:") else name
+        _request(f"{repository}/manifests/{at}", "PUT", content, str(body["mediaType"]))
+
+
+def _request(address: str, method: str, content: bytes, kind: str) -> Message:
+    """Send a request; return the headers of the answer."""
+    request = urllib.request.Request(address, content, {"Content-Type": kind}, method=method)
+    with urllib.request.urlopen(request, timeout=30) as answer:
+        return answer.headers  # type: ignore[no-any-return]
 
 
 def convert(image: str, *options: str, **fields: object) -> Result:
@@ -95,8 +165,10 @@ def command_in(result: Result) -> list[str]:
     return list(container["command"][4:])
 
 
-def test_a_registry_has_the_program(repository: str) -> None:
+@pytest.mark.parametrize("of", ["repository", "real_repository"])
+def test_a_registry_has_the_program(of: str, request: pytest.FixtureRequest) -> None:
     """Arguments of the container replace CMD, and a tag is latest by default."""
+    repository = request.getfixturevalue(of)
     result = convert(f"{repository}:v1", "--registry")
     assert command_in(result) == ["python", "/a b.py", "--epochs", "3"]
     assert f"a: the program of image {repository}:v1 becomes the command: python '/a b.py'\n" in result.stderr
@@ -105,9 +177,19 @@ def test_a_registry_has_the_program(repository: str) -> None:
     assert "has neither ENTRYPOINT nor CMD" in convert(repository, "--registry").stderr
 
 
-@pytest.mark.parametrize(("tag", "why"), [("none", "HTTP Error 404"), ("old", "'config'")])
-def test_a_program_that_cannot_be_read_is_a_refusal(repository: str, tag: str, why: str) -> None:
+@pytest.mark.parametrize(
+    ("of", "tag", "why"),
+    [
+        ("repository", "none", "HTTP Error 404"),
+        ("real_repository", "none", "HTTP Error 404"),
+        ("repository", "old", "'config'"),
+    ],
+)
+def test_a_program_that_cannot_be_read_is_a_refusal(
+    of: str, tag: str, why: str, request: pytest.FixtureRequest
+) -> None:
     """The line names the image."""
+    repository = request.getfixturevalue(of)
     result = convert(f"{repository}:{tag}", "--registry")
     assert result.exit_code == 1
     assert f"the entrypoint of image {repository}:{tag} cannot be read from its registry: " in result.stderr
