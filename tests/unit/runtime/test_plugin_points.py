@@ -14,7 +14,7 @@ def test_a_plugin_that_is_not_installed_is_named(group: str) -> None:
     with pytest.raises(
         ConfigurationError, match=r"needs the plugin ringtrain-absent.*pip install 'ringtrain\[absent\]'"
     ):
-        load_plugin(group, "absent")
+        load_plugin(group, "absent", "this test")
 
 
 def test_ranks_of_mpirun_need_the_plugin_only_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,5 +23,5 @@ def test_ranks_of_mpirun_need_the_plugin_only_without_addresses(monkeypatch: pyt
     env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     with_addresses = env | {"RINGTRAIN_RING_ADDRESSES": "a:1,a:2"}
     assert discover_world(Rendezvous(with_addresses, 1.0, lambda: None)).place.rank == 1
-    with pytest.raises(ConfigurationError, match="needs the plugin ringtrain-mpi"):
+    with pytest.raises(ConfigurationError, match="mpirun alone has started needs the plugin ringtrain-mpi"):
         discover_world(Rendezvous(env, 1.0, lambda: None))

@@ -26,12 +26,14 @@ def missing(framework: str) -> str:
     )
 
 
-def load_plugin(group: str, name: str) -> Any:
-    """Return the object that an installed plugin registers as entry point `name` of `group`. Raises ConfigurationError
-    if no plugin does."""
+def load_plugin(group: str, name: str, need: str) -> Any:
+    """Return the object that an installed plugin registers as entry point `name` of `group`.
+
+    Raises ConfigurationError if no plugin does. `need`: what needs the plugin, for the message.
+    """
     for point in entry_points(group=group, name=name):
         return point.load()
     raise ConfigurationError(
-        f"{name} needs the plugin ringtrain-{name}, which is not installed: pip install 'ringtrain[{name}]', or from a "
+        f"{need} needs the plugin ringtrain-{name}, which is not installed: pip install 'ringtrain[{name}]', or from a "
         f"clone pip install ./worker_image ./plugins/{name}"
     )

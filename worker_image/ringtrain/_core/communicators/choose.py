@@ -37,7 +37,8 @@ def choose_communicator(
     if config.ways.transport == "grpc" or len(network.ranks) == 1:
         return _over_network(network, direct_ranks_most)
     if config.ways.transport in TRANSPORTS_OF_PLUGINS:
-        opened: Communicator = load_plugin(COMMUNICATORS, config.ways.transport)(member, process_set, network)
+        need = f"RINGTRAIN_TRANSPORT={config.ways.transport}"
+        opened: Communicator = load_plugin(COMMUNICATORS, config.ways.transport, need)(member, process_set, network)
         return opened
     hosts = share_memory(member, process_set, network, communicator_pod(config))
     if hosts is not None and len(hosts.positions) == 1:

@@ -169,7 +169,8 @@ def _from_mpi(rendezvous: Rendezvous) -> DiscoveredWorld | None:
             "remove the options that place ranks (such as --map-by node, -ppn, a rankfile)"
         )
     if addresses is None:
-        addresses = load_plugin(RENDEZVOUS, "mpi")(found, rendezvous.env, rendezvous.timeout_s)
+        rendezvous_by_mpi = load_plugin(RENDEZVOUS, "mpi", "a rank that mpirun alone has started")
+        addresses = rendezvous_by_mpi(found, rendezvous.env, rendezvous.timeout_s)
     return DiscoveredWorld("mpi", "worker", addresses, place_of(addresses, found.rank))
 
 
