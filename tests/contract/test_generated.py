@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from ringtrain_client.local.manifest import load_merged_jobs
+from ringtrain_client.local.manifest import read_merged_jobs
 from ringtrain_client.local.templates import LocalTemplates
 from ringtrain_operator.generate.crd import build_crd, build_template_crds
 from ringtrain_operator.generate.reference import reference_page
@@ -68,5 +68,5 @@ def test_every_variable_is_in_the_contract() -> None:
 def test_the_samples_are_valid() -> None:
     """Every DistributedTrainingJob among the samples is accepted, with the template that its file has."""
     files = [sample for sample in SAMPLES if "DistributedTrainingJob" in sample.read_text()]
-    jobs = [parse_job(obj).name for sample in files for obj in load_merged_jobs(sample, LocalTemplates())]
+    jobs = [parse_job(obj).name for sample in files for obj in read_merged_jobs(sample, LocalTemplates())[1]]
     assert {"digits", "digits-gpu", "digits-pvc", "digits-s3"} <= set(jobs)

@@ -1,6 +1,7 @@
 """Commands `dtj list` (jobs of one namespace or of all) and `dtj why JOB` (the causes of a job's state)."""
 
 import asyncio
+import itertools
 import json
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -123,21 +124,18 @@ def _shown_name(job: Json, runs: Mapping[str, str]) -> str:
 async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
     """Show the jobs until Ctrl-C: on a terminal redraw the table, in a pipe or file print the rows that changed."""
     console = _table_console(columns)
-    shown: list[Json] = []
-    is_first = True
+    shown: dict[str, Json] = {}  # by uid
     with Live(console=console) if console.is_terminal else nullcontext() as live:
         while True:
             jobs = await client.backend.select(everywhere=columns.namespace)
             if live is not None:
                 live.update(_jobs_table(jobs, columns, console.width), refresh=True)
-            elif changed := [job for job in jobs if job not in shown]:
+            elif any(changed := [shown.get(job["metadata"]["uid"]) != job for job in jobs]):
                 with console.capture() as printed:  # all rows, so that the columns have the same widths
                     console.print(_jobs_table(jobs, columns, console.width))
                 header, *rows = printed.get().splitlines(keepends=True)
-                shown_rows = [row for job, row in zip(jobs, rows, strict=True) if job in changed]
-                click.echo("".join([*([header] if is_first else []), *shown_rows]), nl=False)
-                is_first = False
-            shown = jobs
+                click.echo("".join([*([] if shown else [header]), *itertools.compress(rows, changed)]), nl=False)
+            shown |= {job["metadata"]["uid"]: job for job in jobs}
             await asyncio.sleep(_POLL_S)
 
 

@@ -9,14 +9,13 @@ import click
 
 from ringtrain_operator import build, contract
 from ringtrain_operator.command import operator_settings_of
-from ringtrain_operator.errors import Invalid, ManifestUnreadable
+from ringtrain_operator.errors import ManifestUnreadable
 from ringtrain_operator.reporting import errors_reported
 from ringtrain_operator.spec.job import Job
-from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.template import containers_of
 
 from ..local.documents import read_documents, write_documents
-from ..local.references import image_problems
+from ..local.references import check_job
 from ..local.templates import LocalTemplates
 from .templates import template_options
 
@@ -37,16 +36,14 @@ _OF_OPERATORS = "--agent-image="
 @template_options
 def render(manifest: Path, installation: Path | None, templates: LocalTemplates) -> None:
     """Print the objects that the operator would create for MANIFEST, as YAML without credentials."""
-    from ..local.manifest import job_label, load_merged_jobs
+    from ..local.manifest import job_label, read_merged_jobs
 
     with errors_reported(f"{manifest}: "):
-        found = load_merged_jobs(manifest, templates)
+        documents, found = read_merged_jobs(manifest, templates)
     jobs = []
     for obj in found:
         with errors_reported(f"{manifest}: {job_label(obj, found)}"):
-            jobs.append(parse_job(obj))
-            if problems := list(image_problems(obj)):
-                raise Invalid(problems)
+            jobs.append(check_job(obj, documents)[0])
     with errors_reported():
         settings = operator_settings_of(_installation_arguments(installation) if installation is not None else ())
     objects = [obj for job in jobs for obj in rendered(job, settings)]

@@ -10,14 +10,14 @@ import click
 from ringtrain_operator.errors import ManifestUnreadable, OperatorError
 from ringtrain_operator.reporting import problem_lines
 from ringtrain_operator.spec.job import Job
-from ringtrain_operator.spec.parse import parse_job, part_problems
+from ringtrain_operator.spec.parse import part_problems
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ringtrain_operator.spec.training_container import describe_training_container
 from ringtrain_operator.status.situation import counted
 
 from ..local.documents import read_documents
 from ..local.manifest import is_job, job_label, jobs_among, namespace_of
-from ..local.references import file_problems, image_problems, reference_problems
+from ..local.references import check_job, file_problems
 from ..local.templates import LocalTemplates
 from .session import ClusterAccess, ClusterOptions, cluster_options, with_session
 from .templates import template_files, templates_of
@@ -69,19 +69,15 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
         if not problems:
             click.echo(f"{path}: {template} is a valid job template")
     for obj in jobs:
-        images = list(image_problems(obj))
-        yield from (f"{path}: {job_label(obj, jobs)}{problem}" for problem in images)
         try:
-            job = parse_job(templates.merged_with_template(obj), schema=schema)
+            job, hints = check_job(templates.merged_with_template(obj), documents, schema)
         except OperatorError as exc:
             yield from (f"{path}: {job_label(obj, jobs)}{line}" for line in problem_lines(exc))
             continue
-        references = list(reference_problems(job, documents))
-        yield from (f"{path}: {job.name}: {text}" for is_certain, text in references if is_certain)
-        if of_file or images or any(is_certain for is_certain, _ in references):
+        if of_file:
             continue
         _print_valid(path, job)
-        for _, text in references:
+        for text in hints:
             click.echo(f"{path}: {job.name}: {text}")
 
 

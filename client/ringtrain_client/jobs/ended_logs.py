@@ -165,6 +165,7 @@ async def read_log_store(
 
 
 def present_attempt(job: Json) -> int:
+    """Return the number of the job's current attempt; 0 before the first."""
     return int((job.get("status") or {}).get("attempt") or 0)
 
 

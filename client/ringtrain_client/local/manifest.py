@@ -78,8 +78,8 @@ def _kinds_text(objects: list[dict[str, Any]]) -> str:
     return "; ".join(filter(None, [f"{', '.join(named)}{more}", hint]))
 
 
-def load_merged_jobs(path: Path, templates: LocalTemplates) -> list[dict[str, Any]]:
-    """Return every job in the file, merged over the template that it names.
+def read_merged_jobs(path: Path, templates: LocalTemplates) -> tuple[list[Any], list[dict[str, Any]]]:
+    """Return all documents of the file, and every job in it, merged over the template that it names.
 
     The template is in the file or in `templates`, to which the file's templates are added. Raises ManifestUnreadable or
     Invalid.
@@ -89,7 +89,7 @@ def load_merged_jobs(path: Path, templates: LocalTemplates) -> list[dict[str, An
     jobs = jobs_among(documents, path)
     if problems := file_problems(documents, map(namespace_of, jobs)):
         raise Invalid(problems)
-    return [templates.merged_with_template(job) for job in jobs]
+    return documents, [templates.merged_with_template(job) for job in jobs]
 
 
 def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, Any]:
@@ -97,7 +97,7 @@ def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, A
 
     Raises ManifestUnreadable or Invalid.
     """
-    jobs = load_merged_jobs(path, templates or LocalTemplates())
+    _, jobs = read_merged_jobs(path, templates or LocalTemplates())
     if len(jobs) > 1:
         names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
         raise ManifestUnreadable(f"{path}: has {len(jobs)} jobs ({names}); put the job to run into a separate file")

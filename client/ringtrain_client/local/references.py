@@ -7,6 +7,8 @@ from typing import Any
 from ringtrain_operator.contract import KIND
 from ringtrain_operator.errors import Invalid, Problem, found_text, shown, spelling_hint
 from ringtrain_operator.spec.job import Job
+from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.pod_schema import PodSchema
 from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import TEMPLATES, containers_of, shape_problems
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
@@ -31,7 +33,24 @@ def file_problems(documents: Sequence[Any], namespaces: Iterable[str]) -> list[P
     return list(dict.fromkeys(problems))
 
 
-def image_problems(job: Mapping[str, Any]) -> Iterator[Problem]:
+def check_job(obj: dict[str, Any], documents: Sequence[Any], schema: PodSchema | None = None) -> tuple[Job, list[str]]:
+    """Return the job in `obj`, and hints about names that `documents` do not have but nearly have.
+
+    Raises Invalid with every problem of the spec, the images, and the references to objects in `documents`.
+    """
+    problems = list(_image_problems(obj))
+    try:
+        job = parse_job(obj, schema=schema)
+    except Invalid as exc:
+        raise Invalid([*exc.problems, *problems]) from exc
+    references = list(_reference_problems(job, documents))
+    problems += [Problem("", text) for is_certain, text in references if is_certain]
+    if problems:
+        raise Invalid(problems)
+    return job, [text for _, text in references]
+
+
+def _image_problems(job: Mapping[str, Any]) -> Iterator[Problem]:
     """Yield a problem for each image of a job, valid or not, that the API server accepts and no node can pull."""
     for path in TEMPLATES:
         template: Any = job.get("spec")
@@ -41,7 +60,7 @@ def image_problems(job: Mapping[str, Any]) -> Iterator[Problem]:
             yield from _template_image_problems(f"spec.{path}.spec", template)
 
 
-def reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bool, str]]:
+def _reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bool, str]]:
     """Yield a pair for each reference that does not match `documents`: whether the problem is certain, and a text.
 
     A problem is certain if the object in `documents` is in another namespace or lacks a key. It is uncertain if no

@@ -198,7 +198,7 @@ def test_a_job_on_standard_input_is_not_run_here() -> None:
         pytest.param({"name": "other"}, "", id="in-the-cluster"),
         pytest.param(
             {"name": "code", "namespace": "lab"},
-            "digits: ConfigMap code of this file is in namespace lab, the job in default",
+            "ConfigMap code of this file is in namespace lab, the job in default",
             id="another-namespace",
         ),
         pytest.param({"name": "coed"}, "ConfigMap code is not in this file; did you mean coed?", id="misspelt"),
@@ -286,6 +286,28 @@ def test_what_validate_refuses_beside_a_job_render_refuses_too(beside: Any, tmp_
     file.write_text(yaml.safe_dump_all([job(), beside]))
     for command in ("validate", "render"):
         assert CliRunner().invoke(main, [command, str(file)]).exit_code == 1
+
+
+def test_render_and_validate_say_the_same_of_references_and_images(tmp_path: Path) -> None:
+    """A missing key of a ConfigMap, and an image that comes from a template of the file."""
+    needs = job("needs")
+    reference = {"configMapKeyRef": {"name": "c", "key": "absent"}}
+    needs["spec"]["worker"]["template"]["spec"]["containers"][0]["env"] = [{"name": "A", "valueFrom": reference}]
+    config = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, "data": {"b": "1"}}
+    containers = [{"name": "train", "image": "a b", "command": ["true"]}]
+    template = {
+        "apiVersion": "ringtrain.dev/v1alpha1",
+        "kind": "ClusterTrainingTemplate",
+        "metadata": {"name": "t"},
+        "spec": {"job": {"worker": {"template": {"spec": {"containers": containers}}}}},
+    }
+    named = {**job("named"), "spec": {"templateRef": {"name": "t"}, "worker": {"replicas": 1}}}
+    for objects, said in (([needs, config], "c of this file has no key absent"), ([template, named], "is 'a b'")):
+        file = tmp_path / "job.yaml"
+        file.write_text(yaml.safe_dump_all(objects))
+        for command in ("validate", "render"):
+            result = CliRunner().invoke(main, [command, str(file)])
+            assert (result.exit_code, said in result.stderr) == (1, True), (command, result.output)
 
 
 def test_an_annotation_that_names_no_container() -> None:
