@@ -126,7 +126,7 @@ def attempt_failure(s: Situation) -> PolicyResult:
 
 def _launcher_failed(s: Situation, launcher: PodView) -> PolicyResult:
     due = (launcher.end.time or s.now) + timedelta(seconds=POD_FATE_S)
-    if termination_of(launcher, s.attempt).get("outcome") == "Stopped":  # the workers' pods show why, perhaps later
+    if termination_of(launcher, s.attempt).get("outcome") == "Stopped":  # why is in a worker's pod, perhaps later
         ended = [pod for pod in s.workers if pod.ended_badly]
         if s.workers and not ended and s.now < due:
             return PolicyResult(requeue_at=due)
@@ -225,7 +225,8 @@ def _end_reason_and_message(pod: PodView, s: Situation) -> tuple[str, str]:
     if pod.end.reason == "OOMKilled":
         return reason, f"{_out_of_memory(pod, s)}{detail}"
     if termination_of(pod, s.attempt).get("outcome") == "Stopped":
-        return reason, f"{pod.id.name} reports that the attempt was stopped by a signal{detail}"
+        reason = reason if pod.id.role == "launcher" else "AgentLost"
+        return reason, f"{pod.id.name} was stopped by a signal{detail}"
     why = pod.end.reason or pod.state.reason or "Kubernetes gives no reason"
     return reason, f"{pod.id.name} left no termination message ({why}){detail}"
 

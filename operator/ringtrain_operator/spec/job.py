@@ -27,8 +27,9 @@ KUEUE_PROVISIONS = (
     "scheduling.provisioning is not for a job in a queue of Kueue, which requests nodes itself: give the "
     "ClusterQueue an admission check of kueue.x-k8s.io/provisioning-request, or remove one of the two"
 )
-# Kubernetes' rule for a Job's managedBy.
-MANAGER = r"^[a-z0-9.-]+/[A-Za-z0-9/._~%!$&'()*+,;=:-]+$"
+# As Kubernetes wants the managedBy of its own Jobs: a domain, '/' and a path.
+_LABEL = "[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+MANAGER_NAME = rf"^{_LABEL}(\.{_LABEL})*/[A-Za-z0-9/._~%!$&'()*+,;=:-]+$"
 # Value of spec.managedBy for this operator.
 OURS = f"{GROUP}/operator"
 # A value of spec.scheduling.gang.
@@ -121,7 +122,7 @@ class JobSpec(SpecModel):
     managed_by: str | None = Field(
         default=None,
         max_length=63,
-        pattern=MANAGER,
+        pattern=MANAGER_NAME,
         description="Name of the controller that runs the job. Unset or ringtrain.dev/operator: this operator. Any "
         "other name, such as kueue.x-k8s.io/multikueue: this operator ignores the job. Maturity: Experimental.",
     )

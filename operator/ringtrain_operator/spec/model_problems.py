@@ -9,7 +9,7 @@ from pydantic import BaseModel, ValidationError
 
 from ..errors import Problem, shown, spelling_hint
 from .base import Rule, field_at
-from .job import MANAGER, JobSpec
+from .job import MANAGER_NAME, JobSpec
 from .scheduling import LABEL_KEY
 from .storage import MOUNT_PATH, STORE_URI
 
@@ -36,7 +36,7 @@ _EXPECTED: Mapping[str, str] = {
     "string_too_short": "at least {min_length} characters",
 }
 _PATTERNS = {
-    MANAGER: "a domain, '/' and a name, for example kueue.x-k8s.io/multikueue",
+    MANAGER_NAME: "a domain, '/' and a name, for example kueue.x-k8s.io/multikueue",
     LABEL_KEY: "the key of a label, for example topology.kubernetes.io/zone",
     MOUNT_PATH: "an absolute path without ':' and without '/' at its end",
     STORE_URI: "a place in an object store, for example s3://bucket/path, gs://bucket or az://container",

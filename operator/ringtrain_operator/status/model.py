@@ -68,8 +68,8 @@ class Progress(StatusModel):
     epoch: int | None = Field(default=None, description="Current epoch, if reported.")
     samples_per_second: float | None = Field(default=None, description="Samples per second, all ranks together.")
     unit: str | None = Field(default=None, description="Unit of samples, for example images.")
-    loss: float | None = Field(default=None, description="Last reported value of the training loss.")
-    metrics: dict[str, float] = Field(default={}, description="Other reported numbers, for example accuracy.")
+    loss: float | None = Field(default=None, description="Training loss in this step: mean over the ranks.")
+    metrics: dict[str, float] = Field(default={}, description="Means over ranks of other reported numbers.")
     last_progress_time: Time | None = Field(default=None, description="Time of the last report of a step.")
     started_from: str | None = Field(
         default=None, description="Checkpoint from which the attempt continued, or a text that there was none."
@@ -129,8 +129,8 @@ class ElasticStatus(StatusModel):
     lost_steps: int = Field(default=0, description="Number of steps that were interrupted and had to be repeated.")
     recoveries: int = Field(
         default=0,
-        description="Number of times that lost ranks interrupted training and it continued without a restart. Ranks of "
-        "a pod that is deleted in an orderly way leave without an interruption.",
+        description="Number of times that a loss of ranks interrupted training, and training continued without a "
+        "restart. A pod that is deleted gracefully leaves without an interruption.",
     )
     last_recovery_seconds: float | None = Field(
         default=None,

@@ -220,6 +220,25 @@ async def test_labels_and_annotations_are_judged_alike(control_plane: ControlPla
     assert {True, False} <= set(admitted.values())
 
 
+# Values of managedBy.
+MANAGERS = (
+    *("a.b/c", "kueue.x-k8s.io/multikueue", "a/b", "a/B_c.d~e", "a/b/c", "a/%20", "0.a/b", "a-b/c"),
+    *("me", "", "a", "/a", "a/", "A/b", "a_b/c", "-a/b", "a-/b", "a..b/c", "a./b", "a/b c", "a/b?", "a/#", "a/ä"),
+    *("a/" + "b" * 61, "a/" + "b" * 62),
+)
+
+
+async def test_managers_are_named_as_for_kubernetes_own_jobs(control_plane: ControlPlane) -> None:
+    """A DistributedTrainingJob and a Job of the API server accept and refuse the same values."""
+    pod = {"restartPolicy": "Never", "containers": [{"name": "a", "image": "a"}]}
+    async with namespace_of(real_cluster(control_plane)) as (_, ns):
+        for manager in MANAGERS:
+            spec = {"managedBy": manager, "template": {"spec": pod}}
+            own = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "a"}, "spec": spec}
+            code, answer, _ = dry_run(control_plane, f"/apis/batch/v1/namespaces/{ns}/jobs", own)
+            assert is_valid(job(managedBy=manager)) == (code == 201), (manager, answer)
+
+
 async def test_the_api_server_refuses_what_validate_refuses_of_a_config_map_or_secret(
     control_plane: ControlPlane,
 ) -> None:

@@ -343,7 +343,17 @@ def test_the_workers_tell_why_a_launcher_says_stopped() -> None:
     w.pod_ends("digits-launcher", 143, words.replace('"attempt": 1', '"attempt": 2'))
     w.run(seconds=20)
     assert (w.status.attempt, w.status.restarts) == (3, 2)
-    assert w.status.failure.message == "digits-launcher reports that the attempt was stopped by a signal"
+    assert w.status.failure.message == "digits-launcher was stopped by a signal"
+
+
+def test_a_gang_that_was_stopped_lost_its_worker() -> None:
+    """If all agents were ordered to stop, the launcher names none; failureRules that match AgentLost still do."""
+    words = json.dumps({"version": 1, "attempt": 1, "outcome": "Stopped", "worldSize": 2, "ranksSucceeded": 0})
+    w = started(job())
+    w.pod_ends("digits-worker-0", 143, words)
+    w.pod_ends("digits-launcher", 143, words)
+    w.settle()
+    assert (w.status.failure.pod, w.status.failure.reason) == ("digits-worker-0", "AgentLost")
 
 
 def test_a_templates_deadline_is_told_without_raw_json() -> None:
