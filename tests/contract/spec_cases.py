@@ -268,8 +268,6 @@ REJECTED = [
     refused("replicas-zero", "spec.worker.replicas", "expected at least 1", worker=worker(replicas=0)),
     refused("replicas-too-many", "spec.worker.replicas", "4096", worker=worker(replicas=4097)),
     refused("replicas-is-a-string", "spec.worker.replicas", "a whole number", worker=worker(replicas="2")),
-    refused("workers", "spec.workers", "did you mean worker?", workers={}),
-    refused("case-of-worker", "spec.Worker", "did you mean worker?", Worker={}),
     refused("manager-without-a-domain", "spec.managedBy", "a domain, '/' and a name", managedBy="me"),
     refused("slots-zero", "spec.slotsPerWorker", "expected at least 1", slotsPerWorker=0),
     refused("slots-too-many", "spec.slotsPerWorker", "1024", slotsPerWorker=1025),
@@ -729,6 +727,8 @@ TEMPLATES = [
 # A structural schema drops unknown fields without a word unless the client asks for strict field validation (as
 # kubectl does); the models always say it.
 UNKNOWN_FIELDS = [
+    refused("workers", "spec.workers", "did you mean worker?", workers={}),
+    refused("case-of-worker", "spec.Worker", "did you mean worker?", Worker={}),
     refused("typo", "spec.slotPerWorker", "did you mean slotsPerWorker?", slotPerWorker=2),
     refused("typo-inside", "spec.runPolicy.backofLimit", "backoffLimit", runPolicy={"backofLimit": 1}),
     refused("nothing-near", "spec.gizmo", "allowed: agent, backend", gizmo=1),
