@@ -19,6 +19,7 @@ A test is a function `test_…`, or a name `test_… = …` at the left of a cal
 """
 
 import ast
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,6 +102,7 @@ class Declared:
                 yield from ((test, world, kind.needs) for test in tests)
 
 
+@functools.cache
 def declared(path: Path) -> Declared | None:
     """Return what the file declares, or None if it has no `RUN_IN`."""
     source = path.read_text()

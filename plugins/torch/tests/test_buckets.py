@@ -1,10 +1,12 @@
 """Gradients that are reduced together, and the memory in which they are reduced."""
 
-import pytest
 import torch
 
 from ringtrain_torch.bridge import to_tensor
 from ringtrain_torch.buckets import TorchBucketMemory, cut_at
+
+# PyTorch is imported in the process of the ranks, not in each process of pytest.
+RUN_IN = {"framework": "torch", "ranks": [1]}
 
 TYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -30,17 +32,17 @@ def test_ranks_with_another_order_of_parameters_cut_alike() -> None:
     assert sorted(map(len, cuts[0])) == [1, 2, 4, 4, 4]
 
 
-@pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_gradients_become_views_of_one_array(dtype: torch.dtype) -> None:
+def test_gradients_become_views_of_one_array() -> None:
     """In the next step gradients are reduced in place, and are the same objects."""
-    memory = TorchBucketMemory()
-    grads = [torch.ones(2, 3, dtype=dtype), torch.ones((), dtype=dtype), torch.ones(0, dtype=dtype)]
-    reduced(memory, grads)
-    assert all(torch.equal(grad, torch.full_like(grad, 2)) for grad in grads)
-    place = memory.place(grads, untouched=False)
-    assert place.held == (True, True, True)
-    to_tensor(place.flat).fill_(7)
-    assert all(torch.equal(grad, torch.full_like(grad, 7)) for grad in grads)
+    for dtype in TYPES:
+        memory = TorchBucketMemory()
+        grads = [torch.ones(2, 3, dtype=dtype), torch.ones((), dtype=dtype), torch.ones(0, dtype=dtype)]
+        reduced(memory, grads)
+        assert all(torch.equal(grad, torch.full_like(grad, 2)) for grad in grads), dtype
+        place = memory.place(grads, untouched=False)
+        assert place.held == (True, True, True), dtype
+        to_tensor(place.flat).fill_(7)
+        assert all(torch.equal(grad, torch.full_like(grad, 7)) for grad in grads), dtype
 
 
 def test_gradients_that_must_stay_are_reduced_elsewhere() -> None:
@@ -84,6 +86,6 @@ def test_other_shapes_get_other_memory() -> None:
     assert (grads[0].tolist(), grads[1].tolist()) == ([8, 8, 8], [4, 4])
 
 
-@pytest.mark.parametrize("grad", [torch.ones(2, 3).t(), torch.ones(1, 3, 2, 2).to(memory_format=torch.channels_last)])
-def test_gradients_that_are_not_flat_have_no_place(grad: torch.Tensor) -> None:
-    assert TorchBucketMemory().place([torch.ones(2), grad], untouched=False) is None
+def test_gradients_that_are_not_flat_have_no_place() -> None:
+    for grad in (torch.ones(2, 3).t(), torch.ones(1, 3, 2, 2).to(memory_format=torch.channels_last)):
+        assert TorchBucketMemory().place([torch.ones(2), grad], untouched=False) is None, grad.stride()
