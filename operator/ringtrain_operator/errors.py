@@ -63,5 +63,10 @@ def found_text(value: object) -> str:
     return "is missing" if value is None else f"is {shown(value)}"
 
 
+def counted(number: int, noun: str) -> str:
+    """Return `1 worker`, `2 workers`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 class SchemaUnsupported(OperatorError):
     """Error: a model has a type or constraint that cannot be expressed in the schema of the CRD."""

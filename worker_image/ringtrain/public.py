@@ -1,9 +1,9 @@
-"""Public API of `ringtrain`. `ringtrain/__init__.py` loads it on first use of a name."""
+"""Public API of `ringtrain` apart from its packages. `ringtrain/__init__.py` loads it on first use of a name."""
 
 from ringtrain._core import requirements as requirements  # first: its error explains why others would fail
 
 # isort: split
-from ringtrain import checkpoint, data, elastic, errors, optim, timeline
+from ringtrain import errors, timeline
 from ringtrain._core.negotiation.queues import remove_process_set
 from ringtrain._core.process_groups.collectives import (
     allgather,
@@ -103,11 +103,8 @@ __all__ = [
     "broadcast_async",
     "broadcast_async_",
     "broadcast_object",
-    "checkpoint",
     "cross_rank",
     "cross_size",
-    "data",
-    "elastic",
     "errors",
     "global_process_set",
     "grouped_allgather",
@@ -120,7 +117,6 @@ __all__ = [
     "is_initialized",
     "local_rank",
     "local_size",
-    "optim",
     "poll",
     "rank",
     "reducescatter",

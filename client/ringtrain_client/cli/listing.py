@@ -2,12 +2,10 @@
 
 import asyncio
 import itertools
-import json
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 import click
 from rich.console import Console
@@ -19,10 +17,18 @@ from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_container import training_container_index
 
 from ..jobs.runs import AsyncClient
-from ..local.documents import write_documents
 from ..local.past_runs import repeated_run_names, unreadable_runs_text
 from ..local.wording import NOT_PROCESSED, STATE_STYLES, shown_state, wrapped_text
-from .session import RUNS, ClusterOptions, Json, job_argument, local_or_cluster_options, output_option, with_client
+from .session import (
+    RUNS,
+    ClusterOptions,
+    Json,
+    job_argument,
+    local_or_cluster_options,
+    output_option,
+    print_data,
+    with_client,
+)
 
 # Short enough for a person, long enough for the API server: a list is one request.
 _POLL_S = 2.0
@@ -62,11 +68,6 @@ def _no_jobs_text(cluster: ClusterOptions | None, everywhere: bool) -> str:
     if cluster is None:
         return f"No jobs in {RUNS}/; `dtj local FILE` runs a job on this machine."
     return "No jobs." if everywhere else "No jobs in this namespace; -A lists all namespaces."
-
-
-def print_data(data: Any, form: str) -> None:
-    """Print `data` as json or yaml."""
-    click.echo(f"{json.dumps(data, indent=2)}\n" if form == "json" else write_documents([data]), nl=False)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import difflib
 import errno
 import functools
+import gc
 import importlib
 import io
 import sys
@@ -34,6 +35,8 @@ class _LazyCommandGroup(click.Group):
             return None
         module, _, attribute = found.load.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
+        gc.freeze()
+        gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

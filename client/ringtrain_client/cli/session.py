@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
+import json
 import os
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +19,7 @@ from ringtrain_operator.reporting import errors_reported
 
 from ..jobs.session import ClusterAccess as ClusterAccess
 from ..jobs.session import Json as Json
+from ..local.documents import write_documents
 
 if TYPE_CHECKING:
     from ..jobs.backends import Backend
@@ -82,6 +83,8 @@ def output_option(*formats: str, help: str | None = None) -> Callable[[Command],
 
 def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaitable[T]]) -> T:
     """Connect to the cluster and return the result of `work`. An API error ends the command with exit code 1."""
+    import asyncio
+
     from ringtrain_operator.cluster.api.client import ApiClient
     from ringtrain_operator.cluster.api.connection import ApiConnection
 
@@ -110,6 +113,8 @@ def _local_runs_named() -> Iterator[None]:
 
 def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
     """Call `work` with a client of the cluster, or of the jobs under runs/ if `options` is None. Return its result."""
+    import asyncio
+
     from ..jobs.backends import ClusterBackend
     from ..jobs.local_backend import LocalBackend
     from ..jobs.runs import AsyncClient
@@ -155,3 +160,8 @@ def job_argument(command: Command) -> Command:
 def optional_job_argument(command: Command) -> Command:
     """Add the optional argument [JOB] to a command."""
     return click.argument("name", metavar="[JOB]", required=False, shell_complete=complete_job)(command)
+
+
+def print_data(data: Any, form: str) -> None:
+    """Print `data` as json or yaml."""
+    click.echo(f"{json.dumps(data, indent=2)}\n" if form == "json" else write_documents([data]), nl=False)

@@ -11,8 +11,7 @@ from ringtrain_operator.reporting import errors_reported
 from ringtrain_operator.spec.training_template import Template, named_template
 
 from ..local.templates import LocalTemplates
-from .listing import print_data
-from .session import ClusterAccess, ClusterOptions, Json, cluster_options, output_option, with_session
+from .session import ClusterAccess, ClusterOptions, Json, cluster_options, output_option, print_data, with_session
 
 template_files = click.option(
     "--templates",

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import click
 
-from ringtrain_operator.errors import ManifestUnreadable, OperatorError
+from ringtrain_operator.errors import ManifestUnreadable, OperatorError, counted
 from ringtrain_operator.reporting import problem_lines
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import part_problems
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ringtrain_operator.spec.training_container import describe_training_container
-from ringtrain_operator.status.situation import counted
 
 from ..local.documents import read_documents
 from ..local.manifest import is_job, job_label, jobs_among, namespace_of

@@ -10,13 +10,12 @@ from ringtrain_operator import contract
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden
 from ringtrain_operator.cluster.api.resources import EVENTS, JOBS, PODS
 from ringtrain_operator.cluster.templates import read_named_template
-from ringtrain_operator.errors import Invalid
+from ringtrain_operator.errors import Invalid, counted
 from ringtrain_operator.observe.pods import main_container, pull_of, view_pod
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.status.ledger import EndedPod, Incarnations
 from ringtrain_operator.status.model import format_time, parse_status
 from ringtrain_operator.status.progress import last_started, start_durations, start_status
-from ringtrain_operator.status.situation import counted
 from ringtrain_operator.workers.incarnations import avoidance_text, avoided_nodes
 
 from ..local.wording import shown_state

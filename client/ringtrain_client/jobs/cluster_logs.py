@@ -11,11 +11,10 @@ from typing import Literal
 from ringtrain_operator.cluster.api.errors import Forbidden, NotFound, ServerError, TooManyRequests, Unreachable
 from ringtrain_operator.cluster.api.execute import execute_in_pod
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
-from ringtrain_operator.errors import Invalid, OperatorError
+from ringtrain_operator.errors import Invalid, OperatorError, counted
 from ringtrain_operator.observe.pods import main_container
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.status.model import parse_status
-from ringtrain_operator.status.situation import counted
 
 from .ended_logs import (
     LogsElsewhere,

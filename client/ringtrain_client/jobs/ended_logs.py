@@ -22,13 +22,12 @@ from ringtrain_operator.cluster.admission import create_admitted
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound, Unprocessable
 from ringtrain_operator.cluster.api.execute import execute_in_pod
 from ringtrain_operator.cluster.api.resources import PODS, SERVICES
-from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.errors import OperatorError, counted
 from ringtrain_operator.observe.model import PodView
 from ringtrain_operator.observe.pods import view_pod
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.training_template import resolved_job_spec
-from ringtrain_operator.status.situation import counted
 
 from .following import ENDED, state_of
 from .launcher_output import (

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ringtrain_operator.cluster.api.errors import AlreadyExists, NotFound
-from ringtrain_operator.errors import Invalid, OperatorError
+from ringtrain_operator.errors import Invalid, OperatorError, counted
 from ringtrain_operator.observe.model import LauncherReport
 from ringtrain_operator.spec.parse import parse_job, update_problems
 from ringtrain_operator.status.model import format_time
-from ringtrain_operator.status.situation import counted
 
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
 from ..local.manifest import as_stored

@@ -8,9 +8,9 @@ from typing import Any
 
 from ringtrain_operator.contract import KIND
 from ringtrain_operator.errors import Invalid, ManifestUnreadable, Problem, spelling_hint
+from ringtrain_operator.spec.base import format_time
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.spec.parse import parse_job, update_problems
-from ringtrain_operator.status.model import format_time
 
 from .documents import read_documents
 from .references import file_problems

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ringtrain_operator.errors import counted
 from ringtrain_operator.observe.pods import page_token
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.status.model import JobStatus, parse_status
-from ringtrain_operator.status.situation import counted
 
 from .cluster import LocalCluster
 from .contents import read_contents

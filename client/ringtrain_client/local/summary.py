@@ -12,10 +12,10 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
+from ringtrain_operator.errors import counted
 from ringtrain_operator.plan.failure_rules import describe_failure
 from ringtrain_operator.status.model import Failure, JobStatus, format_time
 from ringtrain_operator.status.progress import parse_progress, progress_summary
-from ringtrain_operator.status.situation import counted
 
 from .wording import STATE_STYLES, duration, progress_numbers, shown_state, wrapped_text
 

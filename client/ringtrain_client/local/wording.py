@@ -1,15 +1,18 @@
 """Texts shared by all displays: states, rates, durations, progress."""
 
+from __future__ import annotations
+
 import textwrap
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 from ringtrain_operator.observe.model import LauncherReport
 from ringtrain_operator.status.model import JobStatus, Progress
 
-from .driver import JobView
+if TYPE_CHECKING:
+    from .driver import JobView
 
 STATE_STYLES = {
     "Pending": "yellow",

@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
+from ..errors import counted
 from ..status.model import Condition, JobStatus
-from ..status.situation import counted
 from ..workers.incarnations import avoidance_text, avoided_nodes, incarnations_of, new_worker_losses
 from .result import PlannedEvent
 

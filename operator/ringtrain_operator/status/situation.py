@@ -251,8 +251,3 @@ class Situation:
         """Whether the ranks of the current attempt have started, or may have, because all its pods ran before."""
         running = self.status.condition("Running")
         return self.gang_began or (running is not None and running.reason in _ALL_PODS_RUN)
-
-
-def counted(number: int, noun: str) -> str:
-    """Return `1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

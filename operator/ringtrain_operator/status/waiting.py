@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from ..build import worker_name
 from ..contract import KIND
+from ..errors import counted
 from ..observe.model import Foreign, Refusal
 from ..observe.pods import by_index
 from ..placement.own_queue import ROOM, PlacementContender
 from ..spec.job import Job
 from .model import ConditionChange, JobStatus, format_time, with_conditions
 from .progress import is_storable_integer
-from .situation import Situation, counted
+from .situation import Situation
 
 # Number of names in a message; the rest are counted.
 NAMES_SHOWN = 3

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 
 from ..build import evaluator_name
+from ..errors import counted
 from ..observe.pods import by_index, is_finite_number
 from ..spec.base import format_time
 from ..spec.data_workers import Autoscale, DataWorkers
 from ..status.decision import Decision, Enqueue, Finish, Halt, Policy
 from ..status.ledger import DataScale, EndedPod
 from ..status.model import ConditionChange, DataWorkersStatus, JobStatus
-from ..status.situation import Situation, counted
+from ..status.situation import Situation
 from .auxiliary import auxiliary_refusal_text, is_auxiliary_pod_running
 
 # A smaller fraction is visible only in the status field: it costs too little to report.

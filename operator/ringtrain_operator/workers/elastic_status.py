@@ -4,11 +4,12 @@ from datetime import datetime, timedelta
 from typing import Any
 
 from .. import build
+from ..errors import counted
 from ..observe.pods import is_finite_number
 from ..spec.base import format_time
 from ..status.model import ConditionChange, ElasticStatus, Failure
 from ..status.progress import is_storable_integer
-from ..status.situation import Situation, counted
+from ..status.situation import Situation
 from .incarnations import incarnations_of, is_worker_present, new_worker_losses, next_creation_time
 
 
