@@ -7,7 +7,7 @@ are the same exact numbers on all ranks, so that weights and state must be those
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,9 +38,9 @@ LAST = 4
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Case:
-    """Settings of a training: rule, dtype, local parameters and optimizer options."""
+    """Settings of a training: rule, dtype, local parameters and optimizer options. A key of `_undisturbed`."""
 
     rule: Rule = field(default_factory=lambda: AdamW(0.1))
     dtype: Any = np.float32
@@ -126,9 +126,9 @@ def _size_of(transport: str) -> int:
     return 4 if transport == "pods" else SIZE
 
 
-@contextlib.contextmanager
-def _undisturbed(case: Case, transport: str, size: int = SIZE) -> Iterator[list[dict[str, bytes]]]:
-    """Yield the bits of weights and state after each update of a training without faults."""
+@functools.cache
+def _undisturbed(case: Case, transport: str, size: int = SIZE) -> list[dict[str, bytes]]:
+    """Return the bits of weights and state after each update of a training without faults."""
     with world_of(size, transport) as world:
 
         def run(rank: int) -> list[dict[str, bytes]]:
@@ -139,7 +139,7 @@ def _undisturbed(case: Case, transport: str, size: int = SIZE) -> Iterator[list[
             opt.close()
             return bits
 
-        yield world.run(run)[0]
+        return world.run(run)[0]
 
 
 def _fail_at(world: World, case: Case, victim: int, fails_at: int) -> tuple[list[HostOptimizer], list[int], bool]:
@@ -181,18 +181,18 @@ def _all_go_on(opts: list[HostOptimizer], case: Case, updates: int, transport: s
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_that_fails_anywhere_never_was(case: Case) -> None:
     """Whichever collective fails: all ranks have the bits of the last update that all have done, and go on."""
-    with _undisturbed(case, "memory") as expected:
-        fails_at, left = 0, True
-        while left:
-            fails_at += 1
-            with world_of(SIZE, "memory", timeout_s=10) as world:
-                opts, done, left = _fail_at(world, case, fails_at % SIZE, fails_at)
-            agreed = min(done)
-            assert max(done) - agreed <= 1
-            assert agreed in (DISTURBED, DISTURBED + 1)
-            for rank, bits in enumerate(_all_go_on(opts, case, agreed, "memory")):
-                assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
-        assert fails_at >= 3
+    expected = _undisturbed(case, "memory")
+    fails_at, left = 0, True
+    while left:
+        fails_at += 1
+        with world_of(SIZE, "memory", timeout_s=10) as world:
+            opts, done, left = _fail_at(world, case, fails_at % SIZE, fails_at)
+        agreed = min(done)
+        assert max(done) - agreed <= 1
+        assert agreed in (DISTURBED, DISTURBED + 1)
+        for rank, bits in enumerate(_all_go_on(opts, case, agreed, "memory")):
+            assert bits == [expected[agreed], expected[LAST]], (fails_at, rank)
+    assert fails_at >= 3
 
 
 @pytest.mark.parametrize("case", [CASES["in-step"], CASES["in-step-int8"]], ids=["plain", "int8"])
@@ -237,18 +237,19 @@ def test_weights_that_are_set_before_step_are_as_if_they_were_set_before_the_fir
 )
 def test_it_never_was_over_every_transport(case: Case, transport: str) -> None:
     size = _size_of(transport)
-    with _undisturbed(case, transport, size) as expected:
-        for fails_at in (2, 5):
-            with world_of(size, transport, timeout_s=10) as world:
-                opts, done, _ = _fail_at(world, case, fails_at % size, fails_at)
-            for rank, bits in enumerate(_all_go_on(opts, case, min(done), transport)):
-                assert bits == [expected[min(done)], expected[LAST]], (fails_at, rank)
+    expected = _undisturbed(case, transport, size)
+    for fails_at in (2, 5):
+        with world_of(size, transport, timeout_s=10) as world:
+            opts, done, _ = _fail_at(world, case, fails_at % size, fails_at)
+        for rank, bits in enumerate(_all_go_on(opts, case, min(done), transport)):
+            assert bits == [expected[min(done)], expected[LAST]], (fails_at, rank)
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_that_was_done_can_be_undone(case: Case) -> None:
     """One back, as a rank must that ended an update which another one did not; also with the next one begun."""
-    with _undisturbed(case, "memory") as expected, world_of(SIZE) as world:
+    expected = _undisturbed(case, "memory")
+    with world_of(SIZE) as world:
 
         def run(rank: int) -> HostOptimizer:
             opt = _made(case, group_of())
@@ -266,7 +267,8 @@ def test_an_update_that_was_done_can_be_undone(case: Case) -> None:
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_an_update_can_be_undone_after_what_was_begun_behind_it(case: Case, transport: str) -> None:
     """A rank goes back to its own last commit before it hears that another one has not done that update."""
-    with _undisturbed(case, "memory") as expected, world_of(SIZE, transport) as world:
+    expected = _undisturbed(case, "memory")
+    with world_of(SIZE, transport) as world:
 
         def run(rank: int) -> HostOptimizer:
             opt = _made(case, group_of())
@@ -299,16 +301,21 @@ CHANGES = [(change, name) for change in MOVES for name in ("fused", "fused-half"
 ]
 
 
+@functools.cache
+def _without_local(name: str) -> Case:
+    return Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options)
+
+
 @pytest.mark.parametrize(("change", "name"), CHANGES)
 def test_newcomers_get_what_they_need_and_a_lost_shard_is_rebuilt(change: str, name: str) -> None:
     """Between two updates: all have the bits of a world that was as large from the beginning."""
     size, former = (MOVES | LOSSES)[change]
-    case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options)
-    with _undisturbed(case, "memory", len(former)) as expected:
-        opts = _trained_in(case, size)
-        with world_of(len(former)) as world:
-            states = world.run(lambda rank: _goes_on(case, opts, former, rank))
-            assert states == [[expected[DISTURBED], expected[LAST]]] * len(former)
+    case = _without_local(name)
+    expected = _undisturbed(case, "memory", len(former))
+    opts = _trained_in(case, size)
+    with world_of(len(former)) as world:
+        states = world.run(lambda rank: _goes_on(case, opts, former, rank))
+        assert states == [[expected[DISTURBED], expected[LAST]]] * len(former)
 
 
 def _trained_there(case: Case) -> HostOptimizer:
@@ -375,9 +382,9 @@ def test_an_optimizer_that_is_not_elastic_says_so() -> None:
 def test_a_rank_that_is_lost_in_an_update_costs_no_more_than_that(name: str, transport: str) -> None:
     """Wherever it leaves, a newcomer in its place gets the bits of the last update that the others have done."""
     case, size = CASES[name], _size_of(transport)
-    with _undisturbed(case, transport, size) as expected:
-        for fails_at in (1, 3, 4, 6) if transport == "memory" else (3,):
-            _lose_in_an_update(case, transport, fails_at, {fails_at % size}, expected)
+    expected = _undisturbed(case, transport, size)
+    for fails_at in (1, 3, 4, 6) if transport == "memory" else (3,):
+        _lose_in_an_update(case, transport, fails_at, {fails_at % size}, expected)
 
 
 def _goes_on(case: Case, opts: list[HostOptimizer], former: list[int | None], rank: int) -> list[dict[str, bytes]]:
@@ -394,12 +401,12 @@ def _goes_on(case: Case, opts: list[HostOptimizer], former: list[int | None], ra
 def test_what_compression_owes_goes_on_as_far_as_it_is_known(name: str) -> None:
     """Weights, state, and what is owed of changes are to the bit; what the lost rank owed of gradients is gone."""
     case = CASES[name]
-    with _undisturbed(case, "memory") as expected:
-        opts = _trained_in(case, SIZE)
-        former: list[int | None] = [0, None, 2]
-        with world_of(SIZE) as world:
-            for bits, _ in world.run(lambda rank: _goes_on(case, opts, former, rank)):
-                assert _differing(bits, expected[DISTURBED]) <= {"lost"}
+    expected = _undisturbed(case, "memory")
+    opts = _trained_in(case, SIZE)
+    former: list[int | None] = [0, None, 2]
+    with world_of(SIZE) as world:
+        for bits, _ in world.run(lambda rank: _goes_on(case, opts, former, rank)):
+            assert _differing(bits, expected[DISTURBED]) <= {"lost"}
 
 
 LEAVERS = [list(found) for count in range(1, 4) for found in itertools.combinations(range(4), count)]
@@ -418,19 +425,19 @@ def test_whoever_leaves_by_plan_takes_nothing_away(name: str, transport: str) ->
     compressed = "compression" in case.options
     # A norm is a sum over shards, whose rounding follows the size of the world.
     same_to_the_end = name in ("fused", "fused-half", "accumulate")
-    with _undisturbed(case, "memory", 4) as expected:
-        for leavers in LEAVERS:
-            with world_of(4, transport) as world:
-                opts = world.run(lambda rank: _trained_there(case))
-                world.run(functools.partial(_hands_over, opts, leavers))
-            former: list[int | None] = [rank for rank in range(4) if rank not in leavers]
-            # What compression owes of gradients is each rank's own, as decision 22 says; one rank owes nothing.
-            owed = {LOST, LOST_CHANGE} if compressed and len(former) == 1 else {LOST} if compressed else set()
-            with world_of(len(former), "memory") as world:
-                found = world.run(functools.partial(_goes_on, case, opts, former))
-                for bits, end in found:
-                    assert _differing(bits, expected[DISTURBED]) <= owed, leavers
-                    assert not same_to_the_end or end == expected[LAST], leavers
+    expected = _undisturbed(case, "memory", 4)
+    for leavers in LEAVERS:
+        with world_of(4, transport) as world:
+            opts = world.run(lambda rank: _trained_there(case))
+            world.run(functools.partial(_hands_over, opts, leavers))
+        former: list[int | None] = [rank for rank in range(4) if rank not in leavers]
+        # What compression owes of gradients is each rank's own, as decision 22 says; one rank owes nothing.
+        owed = {LOST, LOST_CHANGE} if compressed and len(former) == 1 else {LOST} if compressed else set()
+        with world_of(len(former), "memory") as world:
+            found = world.run(functools.partial(_goes_on, case, opts, former))
+            for bits, end in found:
+                assert _differing(bits, expected[DISTURBED]) <= owed, leavers
+                assert not same_to_the_end or end == expected[LAST], leavers
 
 
 def _hands_over(opts: list[HostOptimizer], leavers: list[int], rank: int) -> None:
@@ -469,22 +476,22 @@ def test_both_homes_lost_is_said_on_every_rank() -> None:
 def test_a_loaded_state_has_a_second_home() -> None:
     """A checkpoint that is loaded counts for the copy as well; what was before it can't be gone back to."""
     case = CASES["bf16"]
-    with _undisturbed(case, "memory") as expected:
-        with world_of(SIZE) as world:
+    expected = _undisturbed(case, "memory")
+    with world_of(SIZE) as world:
 
-            def load(rank: int) -> HostOptimizer:
-                opt = _trained_there(case)
-                state = opt.state_dict()
-                _train(opt, case, LAST)
-                opt.load_state_dict(state)
-                with pytest.raises(ConfigurationError, match="expected 2 or more, because"):
-                    opt.rollback(1)
-                return opt
+        def load(rank: int) -> HostOptimizer:
+            opt = _trained_there(case)
+            state = opt.state_dict()
+            _train(opt, case, LAST)
+            opt.load_state_dict(state)
+            with pytest.raises(ConfigurationError, match="expected 2 or more, because"):
+                opt.rollback(1)
+            return opt
 
-            opts = world.run(load)
-        with world_of(SIZE) as world:
-            for bits, _ in world.run(lambda rank: _goes_on(case, opts, [0, 1, None], rank)):
-                assert _differing(bits, expected[DISTURBED]) <= {"lost"}
+        opts = world.run(load)
+    with world_of(SIZE) as world:
+        for bits, _ in world.run(lambda rank: _goes_on(case, opts, [0, 1, None], rank)):
+            assert _differing(bits, expected[DISTURBED]) <= {"lost"}
 
 
 @pytest.mark.parametrize(
@@ -514,22 +521,25 @@ def test_two_second_homes_are_in_two_other_pods_where_there_are_two(pods: list[i
             assert len({pods[home] for home in homes}) == 3
 
 
-TWO_COPIES = {"redundancy": 2}
+@functools.cache
+def _with_two_copies(name: str) -> Case:
+    case = CASES[name]
+    return Case(case.rule, case.dtype, options={**case.options, "redundancy": 2})
 
 
 @pytest.mark.parametrize("name", ["fused", "fused-half", "lamb-half-clip", "accumulate", "bf16", "int8-clip"])
 def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: str) -> None:
     """Whichever two: those who go on have the bits of a world that was not disturbed. Three are said on all."""
-    case = Case(CASES[name].rule, CASES[name].dtype, options=CASES[name].options | TWO_COPIES)
+    case = _with_two_copies(name)
     owed = {LOST} if "compression" in case.options else set()  # by each rank itself, as decision 22 says
-    with _undisturbed(case, "memory", 4) as expected:
-        for lost in itertools.combinations(range(4), 2):
-            opts = _trained_in(case, 4)
-            former = [None if rank in lost else rank for rank in range(4)]
-            with world_of(4) as world:
-                for bits, end in world.run(functools.partial(_goes_on, case, opts, former)):
-                    assert _differing(bits, expected[DISTURBED]) <= owed, lost
-                    assert owed or end == expected[LAST], lost
+    expected = _undisturbed(case, "memory", 4)
+    for lost in itertools.combinations(range(4), 2):
+        opts = _trained_in(case, 4)
+        former = [None if rank in lost else rank for rank in range(4)]
+        with world_of(4) as world:
+            for bits, end in world.run(functools.partial(_goes_on, case, opts, former)):
+                assert _differing(bits, expected[DISTURBED]) <= owed, lost
+                assert owed or end == expected[LAST], lost
     opts = _trained_in(case, 4)
     with world_of(2) as world:
         all_raise(world.errors(lambda rank: _goes_on(case, opts, [0, None], rank)), StateLost, ranks=(1,))
@@ -540,11 +550,11 @@ def test_any_two_ranks_may_be_lost_at_once_where_shards_have_two_copies(name: st
 def test_two_ranks_that_are_lost_in_an_update_cost_no_more_than_that(name: str, transport: str) -> None:
     """Wherever one leaves, with any other one, newcomers get the bits of the last update that the others have
     done, also where an owner is lost with the second home that had its gradient first."""
-    case = Case(CASES[name].rule, options=CASES[name].options | TWO_COPIES)
-    with _undisturbed(case, transport, 4) as expected:
-        for fails_at in range(1, 9) if transport == "memory" else (3, 5):
-            lost = {fails_at % 4, (fails_at % 4 + 1 + fails_at // 4 % 3) % 4}
-            _lose_in_an_update(case, transport, fails_at, lost, expected, 4)
+    case = _with_two_copies(name)
+    expected = _undisturbed(case, transport, 4)
+    for fails_at in range(1, 9) if transport == "memory" else (3, 5):
+        lost = {fails_at % 4, (fails_at % 4 + 1 + fails_at // 4 % 3) % 4}
+        _lose_in_an_update(case, transport, fails_at, lost, expected, 4)
 
 
 def _lose_in_an_update(

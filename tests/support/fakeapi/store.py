@@ -1,7 +1,6 @@
 """Objects with one growing resource version, and the history that watches read."""
 
 import asyncio
-import copy
 import uuid
 from collections import defaultdict, deque
 from collections.abc import Iterator
@@ -10,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from support.fakeapi.errors import gone, not_found
+from support.fakeapi.patches import copied
 from support.fakeapi.resources import Catalogue, Kind
 from support.fakeapi.selectors import Selector
 
@@ -65,7 +65,7 @@ class Store:
         found = self._objects[kind].get((namespace or "", name))
         if found is None:
             raise not_found(kind.plural, name)
-        return copy.deepcopy(found)
+        return copied(found)
 
     def exists(self, kind: Kind, namespace: str | None, name: str) -> bool:
         """Whether an object of that name is there."""
@@ -85,18 +85,18 @@ class Store:
         meta.setdefault("creationTimestamp", now_text())
         self.version += 1
         meta["resourceVersion"] = str(self.version)
-        stored = copy.deepcopy({"apiVersion": kind.api_version, "kind": kind.kind, **obj})
+        stored = copied({"apiVersion": kind.api_version, "kind": kind.kind, **obj})
         self._objects[kind][key] = stored
         self._uids.add(meta["uid"])
         self._index_owners(kind, key, stored)
         self._record(Change(self.version, kind, "MODIFIED" if previous else "ADDED", stored, previous))
-        return copy.deepcopy(stored)
+        return copied(stored)
 
     def drop(self, kind: Kind, namespace: str | None, name: str) -> Json:
         """Remove an object; returns its last state. Whoever it owned goes with it."""
         previous = self._objects[kind].pop((namespace or "", name))
         self.version += 1
-        last = copy.deepcopy(previous)
+        last = copied(previous)
         last["metadata"]["resourceVersion"] = str(self.version)
         self._uids.discard(last["metadata"]["uid"])
         self._record(Change(self.version, kind, "DELETED", last, previous))

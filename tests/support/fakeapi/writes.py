@@ -1,11 +1,11 @@
 """The rules of a write: what is defaulted, what is refused, what a subresource may change."""
 
-import copy
 import re
 import secrets
 from typing import Any
 
 from support.fakeapi.errors import StatusError, already_exists, conflict, invalid
+from support.fakeapi.patches import copied
 from support.fakeapi.resources import Kind, Target
 from support.fakeapi.store import Json, Store, now_text
 
@@ -15,7 +15,7 @@ _SERVER_OWNED = ("uid", "creationTimestamp", "generation", "deletionTimestamp", 
 
 def create(store: Store, target: Target, body: Json) -> Json:
     """Keep a new object and return it as stored."""
-    kind, obj = target.kind, copy.deepcopy(body)
+    kind, obj = target.kind, copied(body)
     meta = obj.setdefault("metadata", {})
     if not meta.get("name") and meta.get("generateName"):
         meta["name"] = meta["generateName"] + secrets.token_hex(3)[:5]
@@ -74,7 +74,7 @@ def update(store: Store, target: Target, body: Json) -> Json:
     """Replace the part of an object that this path may change; a stale resourceVersion is a 409."""
     kind = target.kind
     current = store.get(kind, target.namespace, target.name or "")
-    wanted = copy.deepcopy(body)
+    wanted = copied(body)
     wanted["metadata"] = wanted_meta = {**wanted.get("metadata", {})}
     version = wanted_meta.get("resourceVersion")
     if version and version != current["metadata"]["resourceVersion"]:
