@@ -7,6 +7,7 @@ import importlib.util
 import os
 
 import pytest
+from frameworks.warm_python import warm_python
 from support.planned_changes import judge
 
 from diloco.training import FOLDERS
@@ -19,4 +20,5 @@ _SEED = 0
 def test_a_planned_change_loses_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it lose what ranks have done alone since the last synchronization."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
-    assert not (wrong := judge(_SEED, f"diloco.planned:{kind}")), wrong
+    with warm_python("torch" if kind == "InTorchDiLoCo" else "ringtrain.elastic") as python:
+        assert not (wrong := judge(_SEED, f"diloco.planned:{kind}", python)), wrong
