@@ -102,11 +102,12 @@ def test_ranks_see_the_devices_of_their_host(tmp_path: Path) -> None:
 def test_a_rank_that_raises_is_named(tmp_path: Path) -> None:
     """The error contains the end of the rank's output with the traceback, and the rank's place is free for the next
     run."""
+    all_places: dict[str, Any] = {"num_workers": 2, "resources_per_worker": {"CPU": 2}}
     with pytest.raises(RankFailed, match="ValueError: no such file") as caught:
-        ringtrain.ray.run(trains("raise", 1), (1.0,), num_workers=4, log_dir=tmp_path, stdout=io.StringIO())
+        ringtrain.ray.run(trains("raise", 1), (1.0,), **all_places, log_dir=tmp_path, stdout=io.StringIO())
     assert caught.value.rank == 1
-    again = ringtrain.ray.run(trains(), (1.0,), num_workers=4, log_dir=tmp_path, stdout=io.StringIO())
-    assert [result[1] for result in again] == [10.0] * 4
+    again = ringtrain.ray.run(trains(), (1.0,), **all_places, log_dir=tmp_path, stdout=io.StringIO())
+    assert [result[1] for result in again] == [3.0] * 2
 
 
 def test_an_actor_that_dies_is_named(tmp_path: Path) -> None:
