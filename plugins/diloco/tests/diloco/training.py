@@ -139,8 +139,8 @@ def faults_of(seed: int, ranks: int) -> list[str]:
     return found
 
 
-def judge(seed: int) -> str:
-    """Play a seed; what is wrong, empty: nothing."""
+def judge(seed: int, python: str = sys.executable) -> str:
+    """Play a seed; what is wrong, empty: nothing. `python` runs the ranks."""
     chance = random.Random(f"shape {seed}")
     ranks, on_loss = chance.choice([2, 3, 4]), chance.choice(["Replace", "Shrink"])
     faults, copies = faults_of(seed, ranks), ranks - 1  # so that one rank has all that is left
@@ -159,7 +159,7 @@ def judge(seed: int) -> str:
             "--log-dir",
             f"{folder}/logs",
         ]
-        program = [sys.executable, "-m", "diloco.training", "--train"]
+        program = [python, "-m", "diloco.training", "--train"]
         command = [str(Path(sys.executable).parent / "ringtrain"), *words, *program]
         done = completed(command, env={**env, "PYTHONPATH": os.pathsep.join(FOLDERS)}, cwd=folder, timeout=DEADLINE_S)
         wrong = wrong_in(Path(folder), done.returncode)
