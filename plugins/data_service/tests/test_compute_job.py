@@ -104,10 +104,10 @@ def commands(mode: str, python: str) -> tuple[list[str | Path], list[str | Path]
     return [*run, "2", python, "-m", module, *of_the_service], [*(*run, "2", python, SCRIPT, *of_the_script)]
 
 
-def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path) -> None:
+def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path, python: str) -> None:
     """SIGTERM, as of a pod that is deleted: training must not take the file for that of a job that lives."""
     module = "ringtrain.tensorflow.data.compute_worker"
-    job = started(tmp_path, sys.executable, "-m", module, "compute.json")
+    job = started(tmp_path, python, "-m", module, "compute.json")
     try:
         deadline = time.monotonic() + DEADLINE_S
         while not (tmp_path / "compute.json").exists():
