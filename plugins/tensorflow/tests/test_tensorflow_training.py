@@ -20,7 +20,7 @@ RUN_IN = [
 
 hvd.init()
 RANK, SIZE = hvd.rank(), hvd.size()
-STEPS = 50
+STEPS = 20
 RULES = {
     "sgd": lambda: keras.optimizers.SGD(0.1),
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
