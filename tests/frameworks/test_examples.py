@@ -6,13 +6,12 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import yaml
-from frameworks.warm_python import warm_python
+from frameworks.warm_python import shared_python
 from support.commands import completed
 from support.deadlines import patient
 from support.ports import free_addresses
@@ -30,31 +29,16 @@ ENV = {
 }
 
 
-class Pythons:
-    """A `python` for each framework, which has imported it: that takes longer than the rest of a small script."""
+def python_of(script: str) -> str:
+    """Return a `python` for a script, whose name begins with its framework's: it has imported that.
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack, self._made = stack, dict[str, str]()
-
-    def of(self, script: str) -> str:
-        """The one for a script, whose name begins with its framework's. DDP hangs in a process that was forked."""
-        name = re.split("[-_]", script)[0]
-        if name == "jax" or script == "torch-ddp":
-            return sys.executable
-        if name not in self._made:
-            self._made[name] = self._stack.enter_context(warm_python(name))
-        return self._made[name]
-
-
-pythons: Pythons
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _pythons() -> Iterator[None]:
-    global pythons
-    with ExitStack() as stack:
-        pythons = Pythons(stack)
-        yield
+    DDP starts its own. As `main` returns, it joins gloo's thread while it holds the GIL, for which that thread may
+    wait. A process that was forked hung there.
+    """
+    name = re.split("[-_]", script)[0]
+    if script == "torch-ddp":
+        return sys.executable
+    return shared_python("keras" if name in ("tensorflow", "estimator") else name)
 
 
 def run(command: list[str], **env: str) -> str:
@@ -65,7 +49,7 @@ def run(command: list[str], **env: str) -> str:
 
 def two_ranks(script: str, *arguments: str, tmp_path: Path, **env: str) -> str:
     runner = ["ringtrain", "run", "-np", "2", "-H", "localhost:2", "--log-dir", str(tmp_path / "logs")]
-    return run([*runner, pythons.of(script), str(EXAMPLES / script), *arguments], **env)
+    return run([*runner, python_of(script), str(EXAMPLES / script), *arguments], **env)
 
 
 def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run", restore_from: str = "") -> str:
@@ -75,7 +59,7 @@ def as_job(sample: str, *arguments: str, tmp_path: Path, run_name: str = "run", 
     """
     job = yaml.safe_load((SAMPLES / f"{sample}.yaml").read_text())
     command = job["spec"]["worker"]["template"]["spec"]["containers"][0]["command"]
-    command[:] = [pythons.of(sample), *command[1:], *arguments]
+    command[:] = [python_of(sample), *command[1:], *arguments]
     job["spec"]["checkpoint"] = {"persistentVolumeClaim": {"claimName": "checkpoints"}}
     if restore_from:
         job["spec"]["checkpoint"]["restoreFrom"] = restore_from
@@ -124,7 +108,7 @@ def test_keras_mnist_in_two_terminals():
     processes = []
     for index in range(2):
         config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
-        command = [sys.executable, str(EXAMPLES / "keras_mnist.py"), "--epochs", "4"]
+        command = [python_of("keras"), str(EXAMPLES / "keras_mnist.py"), "--epochs", "4"]
         env = {**ENV, "TF_CONFIG": json.dumps(config)}
         processes.append(subprocess.Popen(command, env=env, cwd=ROOT, stdout=subprocess.PIPE, text=True))
     try:
@@ -140,7 +124,7 @@ def test_keras_mnist_in_two_terminals():
 
 def test_an_estimator_in_two_terminals_goes_on_under_mpirun(tmp_path):
     """By TF_CONFIG alone, and mpirun's variables alone; it logs as TensorFlow did, and resumes from model_dir."""
-    command = [sys.executable, str(EXAMPLES / "estimator_mnist.py"), "--model-dir", str(tmp_path / "model")]
+    command = [python_of("estimator"), str(EXAMPLES / "estimator_mnist.py"), "--model-dir", str(tmp_path / "model")]
     workers = free_addresses(2)
     outputs = []
     with ExitStack() as stack:
@@ -205,7 +189,7 @@ def test_resnet_50_has_its_161_tensors():
         "from torch_resnet import resnet, STAGES; p = list(resnet(STAGES['resnet50'], 64, 1000).parameters()); "
         "print(len(p), sum(x.numel() for x in p))"
     )
-    assert run([sys.executable, "-c", program], PYTHONPATH=str(EXAMPLES)).split() == ["161", "25557032"]
+    assert run([python_of("torch"), "-c", program], PYTHONPATH=str(EXAMPLES)).split() == ["161", "25557032"]
 
 
 @pytest.mark.parametrize("script", [*sorted(path.name for path in EXAMPLES.glob("t*_*.py")), "keras_mnist.py"])

@@ -1,10 +1,10 @@
 """Completion, signatures and docstrings in a shell, for the modules with Horovod's names."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from frameworks.warm_python import shared_python
+from support.commands import completed
 from support.needs import need
 
 DESCRIBE = """
@@ -26,7 +26,7 @@ print(json.dumps(shown))
 MODULES = {
     "jax": ["ringtrain.jax"],
     "torch": ["ringtrain.torch"],
-    "tensorflow": ["ringtrain.tensorflow", "ringtrain.tensorflow.keras", "ringtrain.keras"],
+    "keras": ["ringtrain.tensorflow", "ringtrain.tensorflow.keras", "ringtrain.keras"],
 }
 
 
@@ -34,9 +34,7 @@ MODULES = {
 def test_a_shell_shows_the_public_api(framework: str) -> None:
     """Completion offers public names alone, `help()` shows short types, and everything has a docstring."""
     need(framework)
-    done = subprocess.run(
-        [sys.executable, "-c", DESCRIBE, *MODULES[framework]], stdout=subprocess.PIPE, text=True, check=True
-    )
+    done = completed([shared_python(framework), "-c", DESCRIBE, *MODULES[framework]], check=True)
     for name, shown in json.loads(done.stdout.splitlines()[-1]).items():
         assert shown["dir"] == shown["all"], name
         assert shown["undocumented"] == [], name

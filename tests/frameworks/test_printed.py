@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from frameworks.warm_python import shared_python
 from support.commands import completed
 from support.needs import need
 
@@ -25,7 +26,7 @@ def test_keras_prints_its_progress(verbose: int, tmp_path: Path) -> None:
     """Steps of all epochs and the last loss are those of `fit`, not of the evaluation after it."""
     need("keras")
     (tmp_path / "train.py").write_text(PROGRAM)
-    words = ["run", "-np", "1", "--name", "t", sys.executable, "train.py", str(verbose)]
+    words = ["run", "-np", "1", "--name", "t", shared_python("keras"), "train.py", str(verbose)]
     done = completed([sys.executable, "-m", "ringtrain", *words], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(row) for row in (tmp_path / "runs/local/t/1/metrics.jsonl").read_text().splitlines()]

@@ -1,12 +1,16 @@
 """A `python` for scripts that begin with the import of a framework: each is forked from a process that has done it.
 
     with warm_python("tensorflow") as python:
-        subprocess.run([python, "train.py"])  # or "-m", "module"
+        subprocess.run([python, "train.py"])  # or "-m", "module", or "-c", "program"
+
+`shared_python("torch")` starts it once for all tests of a process that need no variables at the import.
 
 This `python` is a small program. It hands its words, variables, directory and descriptors to the server,
 passes signals on to the script's process, and ends as that does. The script's process ends with it, also by SIGKILL.
 """
 
+import atexit
+import functools
 import json
 import os
 import runpy
@@ -17,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from frameworks.harness import ENV, HERE
@@ -59,6 +63,16 @@ def warm_python(framework: str, **variables: str) -> Iterator[str]:
                 yield str(python)
             finally:
                 server.kill()
+
+
+_shared = ExitStack()
+atexit.register(_shared.close)
+
+
+@functools.cache
+def shared_python(framework: str) -> str:
+    """Return a `python` whose processes have imported `framework`. It runs until this process ends."""
+    return _shared.enter_context(warm_python(framework))
 
 
 def _serve(path: str) -> tuple[list[int], list[str], str, dict[str, str], list[int]]:
@@ -114,7 +128,11 @@ def main(framework: str, path: str) -> None:
     os.environ.clear()
     os.environ.update(variables)
     paths = [path for path in variables.get("PYTHONPATH", "").split(":") if path]
-    if sys.argv[0] == "-m":
+    if sys.argv[0] == "-c":
+        sys.path[:0] = ["", *paths]
+        program = sys.argv.pop(1)
+        exec(compile(program, "<string>", "exec"), sys.modules["__main__"].__dict__ | {"__name__": "__main__"})
+    elif sys.argv[0] == "-m":
         sys.path[:0] = [directory, *paths]
         del sys.argv[0]
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
