@@ -1,11 +1,12 @@
 """A training script that raises, at a stage of its third step: run in worlds that are forked from this process.
 
-    python -m frameworks.crashing_script grpc
+    python -m frameworks.crashing_script shm grpc
 
-prints a line of JSON for each world: the stage, who raised, and how every rank ended. The ranks end as any script
-does: by an exception that nobody catches, through the whole end of the interpreter.
+prints a line of JSON for each world: its transport, the stage, who raised, and how every rank ended. The ranks end as
+any script does: by an exception that nobody catches, through the whole end of the interpreter.
 """
 
+import itertools
 import json
 import os
 import signal
@@ -68,9 +69,9 @@ class _Bug(float):
         raise BugOfTheScript("the user's own")
 
 
-def main(transport: str) -> None:
+def main(transports: Sequence[str]) -> None:
     import_once("torch")
-    for stage in STAGES:
+    for transport, stage in itertools.product(transports, STAGES):
         for who, culprits in CULPRITS.items():
             addresses = ",".join(free_addresses(SIZE))
             began = time.monotonic()
@@ -90,8 +91,11 @@ def main(transport: str) -> None:
                 ranks.append(pid)
             ends = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
             seconds = round(time.monotonic() - began, 1)
-            print(json.dumps({"stage": stage, "who": who, "ends": ends, "seconds": seconds}), flush=True)
+            print(
+                json.dumps({"transport": transport, "stage": stage, "who": who, "ends": ends, "seconds": seconds}),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(sys.argv[1:])

@@ -7,11 +7,16 @@ from test_cookbook_recipes import RANK, SIZE, STEPS, as_on_one_rank, run, shared
 
 import ringtrain.torch as hvd
 
-# Lightning imports torch; imported here, it is imported once and not in each rank.
+# Their server has both, so that they are imported once and not in each rank.
 RUN_IN = [
-    {"framework": "lightning", "ranks": [1, 2], "needs": ["lightning"], "tests": ["test_pytorch_lightning"]},
     {
-        "framework": "torch",
+        "framework": "frameworks.torch_libraries",
+        "ranks": [1, 2],
+        "needs": ["lightning"],
+        "tests": ["test_pytorch_lightning"],
+    },
+    {
+        "framework": "frameworks.torch_libraries",
         "ranks": [1, 2],
         "needs": ["transformers", "accelerate"],
         "tests": ["test_hugging_face_s_trainer"],

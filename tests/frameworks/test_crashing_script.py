@@ -5,20 +5,19 @@ import os
 import sys
 from pathlib import Path
 
-import pytest
 from frameworks.harness import ENV
 from support.commands import completed
 from support.deadlines import patient
 
 TESTS = Path(__file__).parents[1]
-WORLDS = 10  # five stages, one rank or all of them
+TRANSPORTS = ("shm", "grpc")
+WORLDS = 20  # two transports, five stages, one rank or all of them
 
 
-@pytest.mark.parametrize("transport", ["shm", "grpc"])
-def test_an_exception_at_any_stage_of_a_step_ends_every_rank_by_an_exception(transport: str) -> None:
+def test_an_exception_at_any_stage_of_a_step_ends_every_rank_by_an_exception() -> None:
     """No rank dies of a signal or hangs: who raised ends with 1, and so do the others, which lost a peer."""
     ended = completed(
-        [sys.executable, "-m", "frameworks.crashing_script", transport],
+        [sys.executable, "-m", "frameworks.crashing_script", *TRANSPORTS],
         cwd=TESTS,
         env={**os.environ, **ENV, "RINGTRAIN_TIMEOUT": "30"},
         timeout=patient(600),
