@@ -65,6 +65,8 @@ def main() -> None:
     if rank == 0:
         print(f"test accuracy: {score:.4f} on {size} ranks", flush=True)
     dist.barrier()  # a rank that leaves while another is still in a collective can make that one abort
+    # DDP's reducer must not be the last owner of the group: PyTorch would join gloo's thread with the GIL held.
+    del model
     dist.destroy_process_group()
 
 
