@@ -20,13 +20,13 @@ from ..jobs.runs import AsyncClient
 from ..local.past_runs import repeated_run_names, unreadable_runs_text
 from ..local.wording import NOT_PROCESSED, STATE_STYLES, shown_state, wrapped_text
 from .session import (
-    RUNS,
     ClusterOptions,
     Json,
     job_argument,
     local_or_cluster_options,
     output_option,
     print_data,
+    runs_folder,
     with_client,
 )
 
@@ -49,12 +49,12 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
     if watch:
         with_client(cluster, lambda client: _watch_jobs(client, columns))
     jobs = with_client(cluster, lambda client: client.backend.select(everywhere=all_namespaces))
-    if cluster is None and (damaged := unreadable_runs_text(RUNS)):
+    if cluster is None and (damaged := unreadable_runs_text(runs_folder())):
         click.echo(damaged, err=True)
     if output in ("json", "yaml"):
         print_data(jobs, output)
     elif output == "name":
-        runs = repeated_run_names(RUNS) if cluster is None else {}
+        runs = repeated_run_names(runs_folder()) if cluster is None else {}
         for job in jobs:
             click.echo(_shown_name(job, runs))
     elif not jobs:
@@ -66,7 +66,7 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
 def _no_jobs_text(cluster: ClusterOptions | None, everywhere: bool) -> str:
     """Return the message that a list is empty, with a way out."""
     if cluster is None:
-        return f"No jobs in {RUNS}/; `dtj local FILE` runs a job on this machine."
+        return f"No jobs in {runs_folder()}/; `dtj local FILE` runs a job on this machine."
     return "No jobs." if everywhere else "No jobs in this namespace; -A lists all namespaces."
 
 
@@ -99,7 +99,7 @@ def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
     """Return `jobs` as a table of at most `width` characters. Progress wraps first, then long names."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = [*(["NAMESPACE"] if columns.namespace else []), "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
-    runs = repeated_run_names(RUNS) if columns.is_local else {}
+    runs = repeated_run_names(runs_folder()) if columns.is_local else {}
     cells = [_name_cells(job, columns, runs) for job in jobs]
     longest = max((sum(map(len, one)) for one in cells), default=0)
     breaks = {"PROGRESS", *(("NAMESPACE", "NAME") if longest > width - _OTHER_COLUMNS else ())}

@@ -13,11 +13,11 @@ from ..jobs.pod_logs import WantedPod, read_pod
 from ..jobs.runs import AsyncClient
 from ..local.past_runs import newest_run, past_run_pod_lines
 from .session import (
-    RUNS,
     ClusterAccess,
     ClusterOptions,
     job_argument,
     local_or_cluster_options,
+    runs_folder,
     with_client,
     with_session,
 )
@@ -89,7 +89,7 @@ def _print_pod_logs(wanted: WantedPod, cluster: ClusterOptions | None) -> None:
                 "--follow works on a cluster only; dtj local --logs prints the output of ranks while the job runs"
             )
         with errors_reported():
-            run = newest_run(RUNS, wanted.name)
+            run = newest_run(runs_folder(), wanted.name)
             pod = replace(wanted, name=run.name).pod  # `wanted.name` may be the run's folder
             sys.stdout.buffer.writelines(past_run_pod_lines(run, pod, wanted.tail))
             sys.stdout.buffer.flush()

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from ..jobs.backends import Backend
     from ..jobs.runs import AsyncClient
 
-# Default folder of the runs of `dtj local`.
+# Default folder of the runs of `dtj local`, and the key in click's context for the folder of --runs.
 RUNS = Path("runs")
+_RUNS_KEY = "ringtrain.runs"
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -58,21 +59,32 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     )(collected)
 
 
-def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command with `cluster_options` and --local. With --local (the jobs under runs/), `cluster` is None.
+def runs_folder() -> Path:
+    """Return the folder of the runs of `dtj local` that the running command reads."""
+    context = click.get_current_context(silent=True)
+    return context.meta.get(_RUNS_KEY, RUNS) if context else RUNS
 
-    `cluster` is also None if runs/ exists and no option, variable or ~/.kube/config names a cluster.
+
+def local_or_cluster_options(command: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command with `cluster_options`, --local and --runs. With --local (the jobs under runs/), `cluster` is
+    None.
+
+    `cluster` is also None with --runs, and if runs/ exists and no option, variable or ~/.kube/config names a cluster.
     """
 
     @cluster_options
     @functools.wraps(command)
-    def chosen(local: bool, cluster: ClusterOptions, **given: Any) -> None:
-        if not local and cluster == ClusterOptions() and RUNS.is_dir():
+    def chosen(local: bool, runs: Path | None, cluster: ClusterOptions, **given: Any) -> None:
+        if runs:
+            click.get_current_context().meta[_RUNS_KEY] = runs
+        elif not local and cluster == ClusterOptions() and RUNS.is_dir():
             named = os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST")
             local = not named and not Path("~/.kube/config").expanduser().exists()
-        command(**given, cluster=None if local else cluster)
+        command(**given, cluster=None if local or runs else cluster)
 
-    text = "Jobs of `dtj local` in this directory (runs/); the default without a kubeconfig."
+    text = "Jobs of `dtj local`; the default without a kubeconfig where runs/ exists."
+    folder = click.Path(path_type=Path, exists=True, file_okay=False)
+    chosen = click.option("--runs", type=folder, help="Folder of the jobs of `dtj local`, if not runs/.")(chosen)
     return click.option("--local", is_flag=True, help=text)(chosen)
 
 
@@ -121,7 +133,7 @@ def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Aw
 
     def backend() -> Backend:
         if options is None:
-            return LocalBackend(RUNS)
+            return LocalBackend(runs_folder())
         return ClusterBackend(
             options.namespace,
             context=options.context,

@@ -16,7 +16,7 @@ from ringtrain_operator.reporting import errors_reported
 
 from ..jobs.cluster_logs import read_reports
 from ..local.past_runs import newest_run
-from .session import RUNS, ClusterAccess, ClusterOptions, job_argument, local_or_cluster_options, with_session
+from .session import ClusterAccess, ClusterOptions, job_argument, local_or_cluster_options, runs_folder, with_session
 
 # The runtime's program, which writes TensorBoard's files.
 _PROGRAM = "ringtrain"
@@ -48,7 +48,7 @@ def tensorboard(name: str, attempt: int | None, port: int, cluster: ClusterOptio
     command = [program, "tensorboard", f"--port={port}"]
     if cluster is None:
         with errors_reported():
-            log = newest_run(RUNS, name).log(None, attempt)
+            log = newest_run(runs_folder(), name).log(None, attempt)
         sys.exit(subprocess.run([*command, str(log.parent)], check=False).returncode)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM ends the server, too

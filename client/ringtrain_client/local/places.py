@@ -20,6 +20,7 @@ Pod = dict[str, Any]
 _LOOPBACK = "127.0.0.1"
 # Volumes of files, and the kind of object that has them.
 _FILES = {"configMap": "ConfigMap", "secret": "Secret"}
+_LOOPBACK_S = 5.0
 _PORTS = (15_000, 32_000)
 _PORT_TRIES = 1000
 # Names of volumes and claims become directory names: one level, no "..".
@@ -114,6 +115,18 @@ def _directory_name(value: object, subject: str) -> str:
     if not isinstance(value, str) or not _NAME.fullmatch(value) or len(value) > 253:
         raise LocalUnsupported(f"{subject} is {shown(value)}; expected letters, digits, '-', '_' and '.'")
     return value
+
+
+def check_loopback() -> None:
+    """Raise LocalUnsupported if processes of this machine cannot reach each other at 127.0.0.1."""
+    try:
+        with socket.create_server((_LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), _LOOPBACK_S).close()
+    except OSError as exc:
+        raise LocalUnsupported(
+            f"processes of this machine cannot reach each other at {_LOOPBACK} ({exc.strerror or exc}); start the "
+            "loopback interface as root: ip link set lo up && ip address replace 127.0.0.1/8 dev lo"
+        ) from exc
 
 
 def _bound_socket() -> socket.socket:

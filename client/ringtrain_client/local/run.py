@@ -22,6 +22,7 @@ from .driver import LocalDriver
 from .manifest import LocalManifestFile, load_job
 from .panel import job_display
 from .past_runs import PastLocalRunTail, write_job
+from .places import check_loopback
 from .process import CLOSING_GRACE_S, LocalProcessRunner
 from .summary import LocalRunResults, read_local_results, stopped_status
 from .templates import LocalTemplates
@@ -48,6 +49,7 @@ def run_local(
     job = load_job(manifest, templates)
     file = LocalManifestFile(manifest, templates)
     contents = read_contents(read_documents(manifest), job["metadata"]["namespace"])
+    check_loopback()
     name, namespace = job["metadata"]["name"], job["metadata"]["namespace"]
     run_dir = new_directory(runs, name)
     spec = parse_job(job).spec

@@ -9,6 +9,7 @@ import pytest
 from support.commands import completed
 from support.gang import DEADLINE_S
 
+SAMPLES = Path(__file__).parents[3] / "manifests" / "samples"
 PROGRAM = """
 import numpy as np, ringtrain as rt
 rt.init()
@@ -21,11 +22,15 @@ ONLY_IPV4 = "ip link set lo up && ip address delete ::1/128 dev lo"
 
 def _run_there(folder: Path, setup: str, *options: str) -> "subprocess.CompletedProcess[str]":
     """Run two ranks in a network of their own, after the shell command `setup`."""
+    words = [sys.executable, "-m", "ringtrain", "run", "-np", "2", *options, sys.executable, "train.py"]
+    return _there(folder, setup, *words)
+
+
+def _there(folder: Path, setup: str, *words: str) -> "subprocess.CompletedProcess[str]":
     if shutil.which("ip") is None or completed(["unshare", "-n", "true"], cwd=folder).returncode:
         pytest.skip("needs iproute2, and the right to make network namespaces")
     (folder / "train.py").write_text(PROGRAM)
     run = f'{setup} && exec "$@"'
-    words = [sys.executable, "-m", "ringtrain", "run", "-np", "2", *options, sys.executable, "train.py"]
     return completed(["unshare", "-n", "sh", "-c", run, "sh", *words], cwd=folder, timeout=DEADLINE_S)
 
 
@@ -45,3 +50,14 @@ def test_a_loopback_that_is_down(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
     assert "neither 127.0.0.1 nor ::1 answers; start the loopback interface as root: ip link set lo up" in done.stderr
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_local_job_needs_ipv4s_loopback(tmp_path: Path) -> None:
+    """It ends at once with one line, and leaves no folder."""
+    for setup in ("true", ONLY_IPV6):
+        words = [sys.executable, "-m", "ringtrain_client.cli", "local", str(SAMPLES / "digits-ring.yaml")]
+        done = _there(tmp_path, setup, *words)
+        assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (1, "", 1), done.stderr
+        assert "cannot reach each other at 127.0.0.1" in done.stderr
+        assert "ip link set lo up" in done.stderr
+        assert not (tmp_path / "runs").exists()

@@ -103,6 +103,15 @@ def test_a_copy_of_a_runs_folder_is_a_run_of_its_own(folder: Path) -> None:
     assert sorted(rows) == ["backup", "digits-20260101-010000", "digits-20260101-020000"]
 
 
+def test_runs_in_another_folder(folder: Path) -> None:
+    """Each command that reads jobs of `dtj local` prints the same with --runs."""
+    commands = [("list",), ("list", "-o", "name"), ("why", "digits"), ("watch", "digits"), ("logs", "digits")]
+    before = [dtj(*words).output for words in commands]
+    (folder / "runs").rename(folder / "other")
+    after = [dtj(*words, "--runs", "other").output for words in commands]
+    assert [text.replace("other/", "runs/") for text in after] == before
+
+
 def test_an_empty_list_names_the_command_that_runs_a_job(folder: Path) -> None:
     """Exit code 0, nothing on stdout."""
     shutil.rmtree(folder / "runs")
