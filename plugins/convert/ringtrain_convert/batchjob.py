@@ -11,6 +11,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
+    missing_field,
     put_training_container_first,
     take_command,
 )
@@ -95,7 +96,8 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     roles = list(_batchjob_roles(kind, spec))
     name = str((obj.get("metadata") or {}).get("name") or "")
     if not roles:
-        raise Invalid([Problem("spec", "has no pods")])
+        field = "replicatedJobs" if kind == "jobset" else "tasks"
+        raise Invalid([missing_field(spec, "spec", field, _READ[kind], "has no pods")])
     starting = [role for role in roles if _started(role.text)]
     for role in roles:
         text = f"{role.name}\n{role.text}\n{role.template}"

@@ -22,7 +22,7 @@ from ringtrain_convert.trainjob import GROUP, RUNTIMES, VERSION, convert_trainjo
 from ringtrain_convert.unsupported import why_unsupported
 from ringtrain_operator.cluster.api.errors import ApiError
 from ringtrain_operator.cluster.api.resources import ApiResource
-from ringtrain_operator.errors import Invalid, ManifestUnreadable, OperatorError, Problem
+from ringtrain_operator.errors import Invalid, ManifestUnreadable, OperatorError, Problem, spelling_hint
 from ringtrain_operator.reporting import errors_reported, problem_lines
 from ringtrain_operator.spec.base import without_nulls
 from ringtrain_operator.spec.parse import name_in_metadata
@@ -33,6 +33,7 @@ _CONVERSIONS = (
     (is_trainingjob, convert_trainingjob),
     (is_batchjob, convert_batchjob),
 )
+_SPELT = ("MPIJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob", "JobSet", "TrainJob")
 
 
 def _programs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Program]:
@@ -85,7 +86,8 @@ def convert(
         if not any(_is_job(document) or (templates and is_runtime(document)) for document in documents):
             kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
             others = "no JobSet, Volcano Job, or Job that starts torchrun or mpirun"
-            raise ManifestUnreadable(f"{manifest}: holds {kinds}, {others} and no TrainJob of {GROUP}")
+            found, hint = _kinds_found(documents)
+            raise ManifestUnreadable(f"{manifest}: has {found}, but {kinds}, {others} and no TrainJob of {GROUP}{hint}")
     of_runtimes = _ConvertedTemplates() if templates else None
     programs = Entrypoints(entrypoints, registry)
     for document in documents:
@@ -112,6 +114,16 @@ def convert(
         raise click.ClickException("\n       ".join(failures))
 
 
+def _kinds_found(documents: list[Json]) -> tuple[str, str]:
+    """Return the kinds of `documents` as a text, and a hint about a misspelt one, which may be empty."""
+    kinds = dict.fromkeys(f"{doc.get('kind')} ({doc.get('apiVersion')})" for doc in documents if doc.get("kind"))
+    hints = (
+        spelling_hint(str(doc.get("kind")), _SPELT) for doc in documents if doc.get("kind") not in ("Job", *_SPELT)
+    )
+    hint = next(filter(None, hints), "")
+    return ", ".join(list(kinds)[:5]) or "no object with a kind", hint and f"; {hint}"
+
+
 class _ConvertedTemplates:
     """Templates converted from Kubeflow runtimes. Each runtime is converted once."""
 
@@ -121,7 +133,7 @@ class _ConvertedTemplates:
     def of(self, runtime: Json) -> Json | None:
         """Return the runtime's template. If it cannot be converted, print why and return None."""
         runtime = without_nulls(runtime)
-        key = str(runtime["kind"]), str((runtime.get("metadata") or {}).get("name"))
+        key = str(runtime["kind"]), _manifest_name(runtime)
         if key not in self._made:
             try:
                 self._made[key] = convert_runtime(runtime).manifest

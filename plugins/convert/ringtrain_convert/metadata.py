@@ -3,7 +3,7 @@ copied, those of tools are not."""
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,15 @@ def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where
     for name in sorted(set(section) - known):
         hint = spelling_hint(name, sorted(known))
         yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
+
+
+def missing_field(section: Mapping[str, Any], path: str, field: str, known: Collection[str], message: str) -> Problem:
+    """Return a problem about `field`, which `section` at `path` lacks, or about a key that is a misspelt `field`.
+    `known`: other fields of such a section. `message`: text about the lack."""
+    for key in section.keys() - {field, *known}:
+        if hint := spelling_hint(key, [field]):
+            return Problem(f"{path}.{key}", f"is not a field here; {hint}")
+    return Problem(f"{path}.{field}", message)
 
 
 def _carried_metadata(*metadata: Mapping[str, Any], notes: list[str]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
+    missing_field,
     put_training_container_first,
     take_command,
     unknown_fields,
@@ -184,11 +185,15 @@ def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
 def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
     """Return the entry of mpiReplicaSpecs for a role, and its pods' labels in `labels`. Raises Invalid if it is missing
     or invalid."""
-    replica = (obj["spec"].get("mpiReplicaSpecs") or {}).get(role)
-    path = f"spec.mpiReplicaSpecs.{role}"
+    path, replicas = f"spec.mpiReplicaSpecs.{role}", obj["spec"].get("mpiReplicaSpecs")
+    if replicas is None:
+        message = "is missing; expected Launcher and Worker"
+        raise Invalid([missing_field(obj["spec"], "spec", "mpiReplicaSpecs", _KNOWN["spec"], message)])
+    replica = replicas.get(role)
     if replica is None:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
-        raise Invalid([Problem(path, f"is missing{hint}")])
+        known = _KNOWN["spec.mpiReplicaSpecs"]
+        raise Invalid([missing_field(replicas, "spec.mpiReplicaSpecs", role, known, f"is missing{hint}")])
     if problems := shape_problems(replica.get("template") or {}, f"{path}.template"):
         raise Invalid(problems)
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")

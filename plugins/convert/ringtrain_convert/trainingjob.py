@@ -13,6 +13,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
+    missing_field,
     put_training_container_first,
     take_command,
     unknown_fields,
@@ -172,7 +173,8 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
         if count:
             found[role] = {**value, "replicas": count}
     if not problems and not any(role in kind.roles for role in found):
-        problems = [Problem(f"spec.{kind.replicas}", f"has no pods, expected some of {', '.join(kind.roles)}")]
+        message = f"has no pods, expected some of {', '.join(kind.roles)}"
+        problems = [missing_field(obj.get("spec") or {}, "spec", kind.replicas, _known_fields(kind), message)]
     if problems:
         raise Invalid(problems)
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
@@ -286,34 +288,38 @@ def _trainingjob_run_policy(
     spec: Mapping[str, Any], replicas: Mapping[str, Any], kind: _TrainingJobKind, notes: list[str]
 ) -> dict[str, Any]:
     """Return the run policy of the converted job. Restarts of single pods become restarts of the gang."""
-    policies = {role: replica.get("restartPolicy") or kind.restart for role, replica in replicas.items()}
-    restarts = any(policy in _RETRIES_ITSELF for policy in policies.values())
+    given = {role: replica["restartPolicy"] for role, replica in replicas.items() if replica.get("restartPolicy")}
+    restarts = any(given.get(role, kind.restart) in _RETRIES_ITSELF for role in replicas)
     made = converted_run_policy(spec, BACKOFF_LIMIT if restarts else 0, notes)
     if not restarts:
         if made["backoffLimit"]:
-            notes.append("spec.runPolicy.backoffLimit is left out because of restartPolicy Never: a failure is final")
+            why = f"restartPolicy Never{'' if given else ', the default'}"
+            notes.append(f"spec.runPolicy.backoffLimit is left out because of {why}: a failure is final")
         made["backoffLimit"] = 0
         return made
-    each = ", ".join(f"{role} {policy}" for role, policy in policies.items())
-    notes.append(
-        f"restartPolicy ({each}) is left out: a failure of any code starts the whole gang again, "
-        f"{made['backoffLimit']} times at most"
-    )
+    each = ", ".join(f"{role} {policy}" for role, policy in given.items())
+    about = f"restartPolicy ({each}) is left out: " if given else ""
+    notes.append(f"{about}a failure of any code starts the whole gang again, {made['backoffLimit']} times at most")
     return made
 
 
 def _success_notes(spec: Mapping[str, Any], replicas: Mapping[str, Any], workers: int) -> Iterator[str]:
     if "tfReplicaSpecs" in spec and workers > 1 and spec.get("successPolicy") != "AllWorkers":
-        yield "spec.successPolicy: the job succeeds when all ranks have, not with the chief alone"
+        about = "spec.successPolicy is left out: " if spec.get("successPolicy") else ""
+        yield f"{about}the job succeeds when all ranks have, not with the chief alone"
     elif "Master" in replicas and workers > 1:
         yield "the job succeeds when all ranks have, not with the Master alone"
     if spec.get("enableDynamicWorker"):
         yield "spec.enableDynamicWorker is left out: TF_CONFIG has the whole cluster, and no sparseCluster"
 
 
+def _known_fields(kind: _TrainingJobKind) -> set[str]:
+    return {"runPolicy", "cleanPodPolicy", kind.replicas, *kind.fields}
+
+
 def _unknown_trainingjob_fields(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
     """Yield a note for each field of the manifest that this kind of job does not have."""
-    known = {"spec": {"runPolicy", "cleanPodPolicy", kind.replicas, *kind.fields}, "spec.runPolicy": POLICY}
+    known = {"spec": _known_fields(kind), "spec.runPolicy": POLICY}
     sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}
     for role, replica in (spec.get(kind.replicas) or {}).items():
         path = f"spec.{kind.replicas}.{role}"

@@ -12,6 +12,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
+    missing_field,
     put_training_container_first,
     take_command,
 )
@@ -26,7 +27,7 @@ from ringtrain_convert.trainer_processes import (
     trainer_process_count,
     trainer_process_source_of,
 )
-from ringtrain_operator.errors import Invalid, Problem, shown
+from ringtrain_operator.errors import Invalid, Problem, found_text
 from ringtrain_operator.spec.template import shape_problems
 
 GROUP = "trainer.kubeflow.org"
@@ -89,11 +90,12 @@ def is_runtime(obj: Mapping[str, Any]) -> bool:
 def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
     """Return kind and name of the runtime to which a TrainJob refers. Raises Invalid for an invalid reference."""
     problems = shape_problems(obj, "", _SHAPE)
-    reference = {} if problems else (obj.get("spec") or {}).get("runtimeRef") or {}
+    spec = {} if problems else obj.get("spec") or {}
+    reference = spec.get("runtimeRef") or {}
     kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
     if not problems and (not name or kind not in RUNTIMES):
-        message = f"is {shown(dict(reference))}, expected a name and one of {', '.join(RUNTIMES)}"
-        problems = [Problem("spec.runtimeRef", message)]
+        message = f"{found_text(spec.get('runtimeRef'))}, expected a name and one of {', '.join(RUNTIMES)}"
+        problems = [missing_field(spec, "spec", "runtimeRef", _SHAPE["spec"], message)]
     if problems:
         raise Invalid(problems)
     return kind, str(name)

@@ -207,15 +207,17 @@ def test_tensorflow() -> None:
     spec = converted.manifest["spec"]
     assert spec["worker"]["replicas"] == 3
     assert spec["evaluator"]["template"]["spec"]["containers"][0]["command"] == ["python", "train.py"]
-    for expected in ("TF_CONFIG has", "successPolicy", "ranks count from the Chief"):
+    for expected in ("TF_CONFIG has", "the job succeeds when all ranks have", "ranks count from the Chief"):
         assert any(expected in note for note in converted.notes)
 
 
 @pytest.mark.parametrize("kind", CONTAINERS)
 def test_run_policy(kind: str) -> None:
     """Unset fields get the source's defaults; set fields are copied, and notes name the ones left out."""
-    made = convert_trainingjob(job(kind, {"Worker": 1})).manifest["spec"]["runPolicy"]
+    plain = convert_trainingjob(job(kind, {"Worker": 1}))
+    made = plain.manifest["spec"]["runPolicy"]
     assert made == {"cleanPodPolicy": "None", "backoffLimit": DEFAULT_RETRIES[kind]}
+    assert not [note for note in plain.notes if "Policy" in note], "the manifest has no such field"
     policy = {"cleanPodPolicy": "All", "ttlSecondsAfterFinished": 5, "activeDeadlineSeconds": 9, "suspend": True}
     said = job(kind, {"Worker": 1}, runPolicy={**policy, "backoffLimit": 2, "schedulingPolicy": {"queue": "q"}})
     said["spec"][f"{SPECS[kind]}ReplicaSpecs"]["Worker"]["restartPolicy"] = "ExitCode"
@@ -230,7 +232,7 @@ def test_without_restarts_there_are_none() -> None:
     obj = job("JAXJob", {"Worker": 1}, runPolicy={"backoffLimit": 4})
     converted = convert_trainingjob(obj)
     assert converted.manifest["spec"]["runPolicy"]["backoffLimit"] == 0
-    assert any("backoffLimit is left out because of restartPolicy Never" in note for note in converted.notes)
+    assert any("because of restartPolicy Never, the default: a failure" in note for note in converted.notes)
 
 
 @pytest.mark.parametrize(

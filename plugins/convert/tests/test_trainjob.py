@@ -359,12 +359,13 @@ def test_nodes_are_workers_where_the_launcher_cannot_be_one(trainer: dict[str, A
     ("patch", "expected"),
     [
         ({"runtimeRef": {}}, "spec.runtimeRef: is {}, expected a name"),
+        ({"runtimeRef": None}, "spec.runtimeRef: is missing, expected a name"),
         ({"runtimeRef": {"name": "x", "kind": "Other"}}, "expected a name and one of ClusterTrainingRuntime"),
         ({"trainer": {"numNodes": "many"}}, "spec.trainer.numNodes: is 'many', expected a whole number"),
         ({"trainer": {}}, "spec.trainer.command: is missing"),
         ({"trainer": {"command": "torchrun"}}, "spec.trainer.command"),
     ],
-    ids=["no-runtime", "kind", "nodes", "no-command", "command"],
+    ids=["empty", "no-runtime", "kind", "nodes", "no-command", "command"],
 )
 def test_what_is_wrong_is_told_by_field(patch: dict[str, Any], expected: str) -> None:
     """Errors contain the TrainJob's paths."""
