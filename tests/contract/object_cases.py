@@ -6,10 +6,15 @@
 from typing import Any
 
 Object = dict[str, Any]
+_OWNER = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "u"}
 
 
 def _config_map(**fields: Any) -> Object:
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}, **fields}
+
+
+def _owned(**owner: Any) -> Object:
+    return _config_map(metadata={"name": "c", "ownerReferences": [{**_OWNER, **owner}]})
 
 
 def _secret(**fields: Any) -> Object:
@@ -31,6 +36,26 @@ WRONG: list[tuple[Object, str]] = [
     ),
     (_config_map(metadata={"name": "c", "labels": {"a": 1}}), "metadata.labels[a]: is 1; expected a text: write it in"),
     (_config_map(metadata={"name": "c", "annotations": ["a"]}), "metadata.annotations: is ['a']; expected a mapping"),
+    (
+        _config_map(metadata={"name": "c", "namespace": 5}),
+        "metadata.namespace: is 5; expected a text: write it in quotes",
+    ),
+    (_config_map(metadata=["c"]), "ConfigMap: metadata: is ['c']; expected a mapping"),
+    (
+        _config_map(metadata={"name": "c", "finalizers": ["x y"]}),
+        "ConfigMap c: metadata.finalizers[0]: is 'x y'; expected",
+    ),
+    (
+        _config_map(metadata={"name": "c", "finalizers": "x"}),
+        "ConfigMap c: metadata.finalizers: is 'x'; must be a list",
+    ),
+    *(
+        (_owned(**{field: value}), f"ConfigMap c: metadata.ownerReferences[0].{field}: is {said}")
+        for field in _OWNER
+        for value, said in ((None, "missing"), ("", "empty"))
+    ),
+    (_config_map(data=["a"]), "ConfigMap c: data: is ['a']; expected a mapping"),
+    (_config_map(data=[]), "ConfigMap c: data: is []; expected a mapping"),
     (_config_map(data={"a": 1}), "ConfigMap c: data.a: is 1; expected a string: put it in quotes"),
     (_config_map(data={"a/b": "x"}), "ConfigMap c: data['a/b']: is not a valid key; expected letters"),
     (
@@ -51,6 +76,8 @@ RIGHT: list[Object] = [
     _config_map(),
     _config_map(data={"a": "x" * (1 << 20)}, immutable=None),
     _config_map(data={"A_b-c.d": ""}, binaryData={"e": "eA=="}),
+    _owned(controller=True),
+    _config_map(metadata={"name": "c", "finalizers": ["foregroundDeletion", "a.b/c"], "ownerReferences": []}),
     _config_map(metadata={"name": "a.b-c", "labels": {"a": ""}, "annotations": None}),
     _secret(type="kubernetes.io/tls", data={"tls.crt": ""}, stringData={"tls.key": ""}),
     _secret(type="example.com/any", immutable=True),

@@ -89,6 +89,7 @@ _TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
 _LIKED = "preferredDuringSchedulingIgnoredDuringExecution"
 _SECURE = {"securityContext": {"privileged": True, "allowPrivilegeEscalation": False}}
 _PROBE = {"exec": {"command": ["a"]}}
+_CLAIM = "spec.containers[0].resources.claims[0]"
 _SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 
 WRONG = [
@@ -130,6 +131,19 @@ WRONG = [
     _in_container("resources.limits[memory]", _resources(limits={"memory": "512m"}), says="512M", warns=True),
     _in_container("resources.requests[memory]", _resources(requests={"memory": "-1Gi"})),
     _in_container("resources.limits[gpu]", _resources(limits={"gpu": 1})),
+    _in_container(
+        "resources.claims[0].name",
+        {"resources": {"claims": [{"name": "gpu"}]}},
+        says="no such resource claim",
+        server=_CLAIM,
+    ),
+    _in_container(
+        "resources.claims[0].name",
+        {"resources": {"claims": [{"name": "gpus"}]}},
+        {"resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]},
+        says="did you mean gpu?",
+        server=_CLAIM,
+    ),
     _in_container("resources.limits[ram]", _resources(limits={"ram": "1Gi"})),
     _in_container("resources.limits[a b/c]", _resources(limits={"a b/c": 1})),
     _in_container("resources", _resources(limits={"hugepages-2Mi": "4Mi"})),
@@ -398,6 +412,11 @@ WRONG = [
     _in_pod("dnsConfig.searches[0]", {"dnsConfig": {"searches": ["A B"]}}),
     _in_pod("preemptionPolicy", {"preemptionPolicy": "Always"}, says="allowed"),
     _in_pod("resourceClaims[0].name", {"resourceClaims": [{"name": "A", "resourceClaimName": "a"}]}),
+    _in_pod(
+        "resourceClaims[1].name",
+        {"resourceClaims": [{"name": "a", "resourceClaimName": "a"}, {"name": "a", "resourceClaimName": "b"}]},
+        says="as is",
+    ),
     _in_pod("hostNetwork", {"hostUsers": False, "hostNetwork": True}),
 ]
 
@@ -418,6 +437,10 @@ RIGHT = [
         (_resources(limits={"memory": "1e3", "cpu": "0.0001", "a.io/b": "2"}), {}),
         (_resources(requests={"nvidia.com/gpu": 1}, limits={"nvidia.com/gpu": "1"}), {}),
         (_resources(limits={"memory": 5.0}), {}),
+        (
+            {"resources": {"claims": [{"name": "gpu", "request": "one"}]}},
+            {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "a"}]},
+        ),
         ({"readinessProbe": {**_PROBE, "periodSeconds": 0, "successThreshold": 3}}, {}),
         ({"livenessProbe": {"httpGet": {"port": "http"}, "successThreshold": 0}}, {}),
         ({"lifecycle": {"postStart": {"sleep": {"seconds": 0}}, "preStop": _PROBE}}, {}),

@@ -495,6 +495,19 @@ REJECTED = [
         at_admission=False,
         worker=worker(pod={"restartPolicy": "Always"}),
     ),
+    *(
+        refused(
+            f"restart-policy-never-{section}",
+            f"spec.{section}.template.spec.restartPolicy",
+            "is 'never', allowed: 'Never'",
+            at_admission=False,
+            **more,
+        )
+        for section, more in (
+            ("worker", {"worker": worker(pod={"restartPolicy": "never"})}),
+            ("launcher", {"launcher": {"template": {"spec": {"restartPolicy": "never"}}}}),
+        )
+    ),
     refused(
         "host-name",
         "spec.worker.template.spec.hostname",
@@ -690,6 +703,20 @@ TEMPLATES = [
         f"{_MAIN}.resources.limits[memory]",
         "did you mean 4Gi or 4G?",
         worker=worker({"resources": {"limits": {"memory": "4GB"}}}),
+    ),
+    *(
+        refused(
+            f"no-quantity-of-cpu-{amount}",
+            f"{_MAIN}.resources.requests[cpu]",
+            hint,
+            worker=worker({"resources": {"requests": {"cpu": amount}}}),
+        )
+        for amount, hint in (
+            ("100mi", "is '100mi'; did you mean 100m?"),
+            ("1.5 M", "did you mean 1.5m?"),
+            ("4GB", "expected CPUs, for example 500m or 2"),
+            ("two", "expected CPUs, for example 500m or 2"),
+        )
     ),
     refused("field-missing", "env[0].name", "missing", worker=worker({"env": [{"value": "1"}]})),
     refused(

@@ -12,7 +12,7 @@ from ringtrain_operator.command import operator_settings_of
 from ringtrain_operator.errors import ManifestUnreadable
 from ringtrain_operator.reporting import errors_reported
 from ringtrain_operator.spec.job import Job
-from ringtrain_operator.spec.template import containers_of
+from ringtrain_operator.spec.template import containers_of, shape_problems
 
 from ..local.documents import read_documents, write_documents
 from ..local.references import check_job
@@ -23,6 +23,7 @@ from .templates import template_options
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 # An argument that every installation's operator has.
 _OF_OPERATORS = "--agent-image="
+_DEPLOYMENT: dict[str, Any] = {"spec": {"template": {"spec": {"containers": [{"args": [str]}]}}}}
 
 
 @click.command()
@@ -81,6 +82,8 @@ def _installation_arguments(path: Path) -> Sequence[str]:
     for found in read_documents(path):
         if not isinstance(found, Mapping) or found.get("kind") != "Deployment":
             continue
+        if problems := shape_problems(found, "", _DEPLOYMENT):
+            raise ManifestUnreadable(f"{path}: Deployment: {problems[0]}")
         for container in containers_of((found.get("spec") or {}).get("template") or {}):
             arguments = [str(word) for word in container.get("args") or ()]
             if any(word.startswith(_OF_OPERATORS) for word in arguments):

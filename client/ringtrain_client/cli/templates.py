@@ -51,7 +51,8 @@ def _read_cluster_template(cluster: ClusterOptions, job: Json) -> Template:
 
     named = named_template(job)
     assert named is not None
-    namespace = (job.get("metadata") or {}).get("namespace")
+    metadata = job.get("metadata")
+    namespace = metadata.get("namespace") if isinstance(metadata, dict) else None
     return with_session(cluster, lambda at: read_named_template(at.api, namespace or at.namespace, *named))
 
 

@@ -15,7 +15,7 @@ KINDS: Final = ("ConfigMap", "Secret")
 # As the API server checks them: a key is the name of a file.
 _KEY = re.compile(r"(?!\.\.|\.$)[-._A-Za-z0-9]{1,253}")
 # The fields of both kinds, and each kind's fields with their types.
-_COMMON = {"apiVersion": str, "kind": str, "metadata": dict, "immutable": bool}
+_COMMON = {"apiVersion": object, "kind": str, "metadata": dict, "immutable": bool}
 _FIELDS: Final[Mapping[str, Mapping[str, type]]] = {
     "ConfigMap": {**_COMMON, "data": dict, "binaryData": dict},
     "Secret": {**_COMMON, "data": dict, "stringData": dict, "type": str},
@@ -46,10 +46,10 @@ def read_contents(documents: Sequence[Any], namespace: str) -> dict[tuple[str, s
     for document in documents:
         if not isinstance(document, Mapping) or document.get("kind") not in KINDS:
             continue
-        metadata = document.get("metadata") or {}
+        metadata = {} if document.get("metadata") is None else document["metadata"]
         if not isinstance(metadata, Mapping):
             problems.append(Problem(f"{document['kind']}: metadata", f"is {shown(metadata)}; expected a mapping"))
-        elif (metadata.get("namespace") or namespace) == namespace:
+        elif not isinstance(own := metadata.get("namespace") or namespace, str) or own == namespace:
             name = str(metadata.get("name"))
             contents, wrong = _decoded_contents(document)
             found[document["kind"], name] = contents
@@ -83,6 +83,8 @@ def _field_problems(document: Mapping[str, Any]) -> Iterator[Problem]:
     if not isinstance(name, str) or not is_domain(name):
         expected = "at most 253 lower-case letters, digits, '-' and '.', with a letter or a digit at both ends"
         yield Problem("metadata.name", f"{found_text(name)}; expected {expected}")
+    if not isinstance(metadata.get("namespace"), str | None):
+        yield Problem("metadata.namespace", f"is {shown(metadata['namespace'])}; expected a text: write it in quotes")
     for field, problems in (("labels", label_problems), ("annotations", annotation_problems)):
         entries = metadata.get(field)
         if not isinstance(entries, Mapping | None):
@@ -108,7 +110,7 @@ def _decoded_contents(document: Mapping[str, Any]) -> tuple[dict[str, bytes], li
     plain = "data" if document["kind"] == "ConfigMap" else "stringData"
     contents, problems = {}, []
     for field in ("binaryData", "data") if document["kind"] == "ConfigMap" else ("data", "stringData"):
-        entries = document.get(field) or {}
+        entries = {} if document.get(field) is None else document[field]
         if not isinstance(entries, Mapping):
             problems.append(Problem(field, f"is {shown(entries)}; expected a mapping of names to strings"))
             continue

@@ -37,7 +37,7 @@ def jobs_among(documents: list[Any], path: Path) -> list[dict[str, Any]]:
 
 def job_label(job: dict[str, Any], jobs: list[dict[str, Any]]) -> str:
     """Return the start of an error line about one of a file's `jobs`; empty if the file has no other job."""
-    return f"{_name_of(job)}: " if len(jobs) > 1 else ""
+    return f"{_name_of(job) or 'job without a name'}: " if len(jobs) > 1 else ""
 
 
 def namespace_of(job: dict[str, Any]) -> str:
@@ -99,7 +99,7 @@ def load_job(path: Path, templates: LocalTemplates | None = None) -> dict[str, A
     """
     _, jobs = read_merged_jobs(path, templates or LocalTemplates())
     if len(jobs) > 1:
-        names = ", ".join(str((job.get("metadata") or {}).get("name")) for job in jobs)
+        names = ", ".join(_name_of(job) or "without a name" for job in jobs)
         raise ManifestUnreadable(f"{path}: has {len(jobs)} jobs ({names}); put the job to run into a separate file")
     return as_stored(jobs[0])
 

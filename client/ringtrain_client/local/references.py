@@ -8,7 +8,7 @@ from ringtrain_operator.contract import KIND
 from ringtrain_operator.errors import Invalid, Problem, found_text, shown, spelling_hint
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
-from ringtrain_operator.spec.pod_schema import PodSchema
+from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import TEMPLATES, containers_of, shape_problems
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
@@ -42,7 +42,8 @@ def check_job(obj: dict[str, Any], documents: Sequence[Any], schema: PodSchema |
     try:
         job = parse_job(obj, schema=schema)
     except Invalid as exc:
-        raise Invalid([*exc.problems, *problems]) from exc
+        named = {problem.path for problem in exc.problems}
+        raise Invalid([*exc.problems, *(problem for problem in problems if problem.path not in named)]) from exc
     references = list(_reference_problems(job, documents))
     problems += [Problem("", text) for is_certain, text in references if is_certain]
     if problems:
@@ -70,18 +71,19 @@ def _reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bo
     here = {}
     with suppress(Invalid):  # file_problems reports it
         here = read_contents(documents, job.namespace)
-    elsewhere = {
-        (doc["kind"], str(metadata.get("name"))): metadata.get("namespace")
+    placed = {
+        (doc["kind"], str(metadata.get("name")), metadata.get("namespace") or job.namespace)
         for doc in documents
-        if isinstance(doc, Mapping) and doc.get("kind") in KINDS and (metadata := doc.get("metadata") or {})
+        if isinstance(doc, Mapping) and doc.get("kind") in KINDS
+        if isinstance(metadata := doc.get("metadata"), Mapping) and isinstance(metadata.get("namespace"), str | None)
     }
     for kind, name, keys in _required_references(job):
         if (kind, name) in here:
             missing = sorted(keys - set(here[kind, name]))
             has = ", ".join(sorted(here[kind, name])) or "none"
             yield from ((True, f"{kind} {name} of this file has no key {key}; it has {has}") for key in missing)
-        elif (kind, name) in elsewhere:
-            where = f"is in namespace {elsewhere[kind, name]}, the job in {job.namespace}"
+        elif (others := [one[2] for one in placed if one[:2] == (kind, name)]) and job.namespace not in others:
+            where = f"is in namespace {min(others)}, the job in {job.namespace}"
             yield True, f"{kind} {name} of this file {where}: its pods see those of their own namespace"
         elif hint := spelling_hint(name, [other for kept, other in here if kept == kind]):
             yield False, f"{kind} {name} is not in this file; {hint}"
@@ -111,6 +113,8 @@ def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
             yield from unknown_fields(document, f"{name}: ", _JOB_FIELDS)
         if meant is not None or kind == KIND:
             yield from unknown_fields(metadata, f"{owner or name}: metadata.", METADATA_FIELDS)
+            judged = {field: metadata.get(field) for field in ("finalizers", "ownerReferences")}
+            yield from packaged_pod_spec_schema().problems(judged, f"{owner or name}: metadata", "ObjectMeta")
             key = (kind, str(metadata.get("namespace") or "default"), str(name))
             if name is not None and key in names:
                 yield Problem(owner or str(name), "appears twice; give one of the two another name")

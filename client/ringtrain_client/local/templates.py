@@ -64,5 +64,7 @@ def _read_local_template(document: Json) -> Template:
     try:
         return read_template(document)
     except Invalid as exc:
-        name = f"{document['kind']} {(document.get('metadata') or {}).get('name')}"
+        metadata = document.get("metadata")
+        given = metadata.get("name") if isinstance(metadata, dict) else None
+        name = f"{document['kind']} {given or ''}".rstrip()
         raise Invalid([Problem(f"{name}: {p.path}", p.message) for p in exc.problems]) from exc

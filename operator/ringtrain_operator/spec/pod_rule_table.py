@@ -94,9 +94,11 @@ _HANDLERS = ("exec", "httpGet", "tcpSocket")
 _VARIABLES = "printable ASCII characters other than '='"
 
 POD_RULES: Mapping[str, DefinitionRules] = {
-    "ObjectMeta": _rules(labels=label_problems, annotations=annotation_problems),
+    "ObjectMeta": _rules(labels=label_problems, annotations=annotation_problems, finalizers=each(_KEY)),
+    "OwnerReference": _rules(needs("apiVersion", "kind", "name", "uid")),
     "PodSpec": _rules(
         different("volumes", "name"),
+        different("resourceClaims", "name"),
         container_names,
         host_port_problems,
         init_problems,

@@ -28,9 +28,12 @@ def quantity_value(value: object) -> Decimal | None:
     return Decimal(digits).scaleb(int(exponent) if exponent else _SUFFIXES[suffix])
 
 
-def quantity_hint(value: object) -> str:
-    """Return what to write instead of `value`, which is not a quantity: for 4GB or 4 gb, 4G or 4Gi."""
+def quantity_hint(value: object, resource: str = "") -> str:
+    """Return what to write instead of `value`, which is not a quantity: for 4GB or 4 gb, 4G or 4Gi; of cpu for 100mi,
+    100m."""
     found = re.fullmatch(r"(\d+\.?\d*)\s*([kmgtpe])(?:i?b|i)?(?:ytes?)?", str(value).strip(), re.IGNORECASE)
+    if resource == "cpu":
+        return f"did you mean {found[1]}m?" if found and found[2] in "mM" else "expected CPUs, for example 500m or 2"
     if found is None:
         return "expected a quantity, for example 500m, 2 or 4Gi"
     number, prefix = found[1], found[2].upper()

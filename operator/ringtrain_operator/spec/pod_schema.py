@@ -64,7 +64,7 @@ class PodSchema:
         if kinds and not any(_is_of_schema_kind(value, kind) for kind in kinds):
             yield Problem(path, _wrong_type(value, kinds))
         elif schema.get("quantity") and quantity_value(value) is None:
-            yield Problem(path, f"is {value!r}; {quantity_hint(value)}")
+            yield Problem(path, f"is {value!r}; {quantity_hint(value, path.rpartition('[')[2].removesuffix(']'))}")
         elif "enum" in schema and value not in ("", *schema["enum"]):
             yield Problem(path, f"is {value!r}, allowed: {', '.join(filter(None, schema['enum']))}")
         elif isinstance(value, Mapping):

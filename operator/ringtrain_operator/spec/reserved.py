@@ -156,11 +156,6 @@ def _template_clashes(template: Mapping[str, Any], path: str) -> Iterator[Proble
     for field, why in POD_FIELDS.items():
         if field in pod:
             yield Problem(f"{path}.spec.{field}", f"is set by the operator ({why}); remove it")
-    if (pod.get("restartPolicy") or "Never") != "Never":
-        yield Problem(
-            f"{path}.spec.restartPolicy",
-            f"is {pod['restartPolicy']!r}, allowed: 'Never'; the gang restarts as a whole, see backoffLimit",
-        )
     for index, volume in enumerate(pod.get("volumes") or ()):
         if volume.get("name") in VOLUMES:
             yield Problem(
@@ -231,7 +226,7 @@ def _container_resources(container: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
-    """Return problems of volume mounts, in all templates, that name a volume that does not exist."""
+    """Return problems of names, in all templates, of volumes or resource claims that the pod does not have."""
     mounted = spec.checkpoint is not None and spec.checkpoint.persistent_volume_claim is not None
     checkpoint = {VOLUME_CHECKPOINT} if mounted else set()
     ours = {
@@ -256,19 +251,19 @@ def _dangling_in_template(template: Mapping[str, Any], path: str, ours: set[str]
         for index, container in enumerate(containers_of(template, field))
     ]
     names = {str(volume.get("name")) for volume in volumes} | ours
+    claims = {str(claim.get("name")) for claim in pod.get("resourceClaims") or ()}
     for where, container in containers:
-        yield from _dangling_in_container(container, where, names)
+        for field in ("volumeMounts", "volumeDevices"):
+            yield from _dangling_names(container.get(field), f"{where}.{field}", names, "volume", "volumes")
+        used = (container.get("resources") or {}).get("claims")
+        yield from _dangling_names(used, f"{where}.resources.claims", claims, "resource claim", "resourceClaims")
 
 
-def _dangling_in_container(container: Mapping[str, Any], path: str, volumes: set[str]) -> Iterator[Problem]:
-    for field in ("volumeMounts", "volumeDevices"):
-        for index, mount in enumerate(container.get(field) or ()):
-            name = mount.get("name")
-            if name not in volumes:
-                yield Problem(f"{path}.{field}[{index}].name", _missing_volume_text(str(name), volumes))
-
-
-def _missing_volume_text(name: str, volumes: set[str]) -> str:
-    theirs = ", ".join(sorted(volumes - VOLUMES)) or "none"
-    hint = spelling_hint(name, volumes) or f"it has {theirs}; add it to spec.volumes"
-    return f"is {name!r}, but the pod has no such volume; {hint}"
+def _dangling_names(entries: Any, path: str, known: set[str], noun: str, field: str) -> Iterator[Problem]:
+    """Yield a problem for each of `entries` whose name is not in `known`, the names in the pod's `field`."""
+    for index, entry in enumerate(entries or ()):
+        name = str(entry.get("name"))
+        if name not in known:
+            has = ", ".join(sorted(known - VOLUMES)) or "none"
+            hint = spelling_hint(name, known) or f"it has {has}; add it to spec.{field}"
+            yield Problem(f"{path}[{index}].name", f"is {name!r}, but the pod has no such {noun}; {hint}")

@@ -1,6 +1,6 @@
 """Pod templates in a job's spec: plain dicts, of which only the fields that the operator reads are checked."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
 from ..errors import Problem, shown
@@ -145,7 +145,7 @@ def worker_template_problems(
             "is missing; the agent starts it once per rank and cannot see the image's entrypoint: "
             "write it out, for example [python, train.py]",
         )
-    yield from _missing_field_problems(containers, path, 0)
+    yield from _common_problems(template, path, 0)
 
 
 def partial_template_problems(template: Mapping[str, Any], path: str) -> Iterator[Problem]:
@@ -154,11 +154,16 @@ def partial_template_problems(template: Mapping[str, Any], path: str) -> Iterato
     containers = containers_of(template)
     if containers and containers[0].get("args") and not containers[0].get("command"):
         yield Problem(f"{path}.spec.containers[0].command", "is missing, but args are set; write the command, too")
-    yield from _missing_field_problems(containers, path, 1)
+    yield from _common_problems(template, path, 1)
 
 
-def _missing_field_problems(containers: Sequence[Mapping[str, Any]], path: str, first: int) -> Iterator[Problem]:
-    for index, container in list(enumerate(containers))[first:]:
+def _common_problems(template: Mapping[str, Any], path: str, first: int) -> Iterator[Problem]:
+    """Yield problems of any template: a restartPolicy, and containers, from number `first`, without name or image."""
+    policy = (template.get("spec") or {}).get("restartPolicy") or "Never"
+    if policy != "Never":
+        message = f"is {policy!r}, allowed: 'Never'; the gang restarts as a whole, see backoffLimit"
+        yield Problem(f"{path}.spec.restartPolicy", message)
+    for index, container in list(enumerate(containers_of(template)))[first:]:
         for key in ("name", "image"):
             if not container.get(key):
                 yield Problem(f"{path}.spec.containers[{index}].{key}", "is missing")

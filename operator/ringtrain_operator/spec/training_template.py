@@ -10,10 +10,11 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from ..contract import GROUP
-from ..errors import Invalid, Problem, shown
+from ..errors import Invalid, Problem, found_text, shown
 from .base import MAX_DEPTH, nesting_depth, without_nulls
 from .job import JobSpec
 from .parts import CLUSTER, TEMPLATE_KINDS
+from .template import shape_problems
 from .training_container import with_training_containers_first
 
 Json = dict[str, Any]
@@ -22,6 +23,7 @@ MAX_BYTES = 64 << 10
 # Fields that only the job sets: its controller, suspension, and size, which `kubectl scale` reads from the job.
 OWN = (("templateRef",), ("managedBy",), ("worker", "replicas"), ("runPolicy", "suspend"))
 
+_SHAPE: Json = {"metadata": {"name": str}, "spec": {"description": str, "job": {}}}
 _CONTAINERS = frozenset({"containers", "initContainers"})
 _REPLACED_BY_NAME = frozenset({"env", "volumes", "volumeMounts"})
 
@@ -58,13 +60,14 @@ def is_template(obj: object) -> bool:
 
 def read_template(obj: Mapping[str, Any]) -> Template:
     """Parse an object into a template. Raises Invalid, with paths inside the template."""
-    metadata, spec = obj.get("metadata"), obj.get("spec")
-    name = metadata.get("name") if isinstance(metadata, Mapping) else None
-    body = spec if isinstance(spec, Mapping) else {}
+    if problems := shape_problems(obj, "", _SHAPE):
+        raise Invalid(problems)
+    name, body = (obj.get("metadata") or {}).get("name"), obj.get("spec") or {}
     job, description = body.get("job"), body.get("description") or ""
-    problems = [Problem("metadata.name", f"is {shown(name)}, expected a name")] if not isinstance(name, str) else []
-    if not isinstance(job, Mapping):
-        problems.append(Problem("spec.job", f"is {shown(job)}, expected a part of a job's spec"))
+    if not name:
+        problems.append(Problem("metadata.name", f"{found_text(name)}; expected a name"))
+    if job is None:
+        problems.append(Problem("spec.job", "is missing; expected a part of a job's spec"))
     elif nesting_depth(job) > MAX_DEPTH:
         problems.append(Problem("spec.job", f"is nested more than {MAX_DEPTH} levels deep"))
     else:

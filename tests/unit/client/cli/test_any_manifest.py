@@ -1,6 +1,7 @@
 """Any manifest, valid or not: every command that reads it ends with a result or an error message, never a traceback."""
 
 import copy
+import functools
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -12,13 +13,14 @@ from click.testing import CliRunner, Result
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from support.documents import documents
+from support.jobs import job
 
 from ringtrain_client.cli.main import main
 from ringtrain_client.cli.render import rendered
 from ringtrain_client.local.manifest import load_job
 from ringtrain_client.local.places import LocalPlaces
 from ringtrain_client.local.sandbox import command_of
-from ringtrain_operator.errors import LocalUnsupported, OperatorError
+from ringtrain_operator.errors import Invalid, LocalUnsupported, OperatorError, shown
 from ringtrain_operator.spec.parse import parse_job
 
 pytestmark = pytest.mark.slow
@@ -169,6 +171,49 @@ def test_mutated_mpijobs(job: Any, folder: Path) -> None:
     path = folder / "job.yaml"
     path.write_text(yaml.safe_dump(job, allow_unicode=True))
     told("convert", str(path))
+
+
+SETTINGS = {"apiVersion": "v1", "metadata": {"name": "settings"}, "data": {"EPOCHS": "NQ=="}}
+PART = {"apiVersion": "ringtrain.dev/v1alpha1", "metadata": {"name": "part"}, "spec": {"description": "", "job": {}}}
+BESIDE = {
+    "ConfigMap": SETTINGS,
+    "Secret": SETTINGS,
+    "TrainingTemplate": PART,
+    "ClusterTrainingTemplate": PART,
+    "PersistentVolumeClaim": {**PART, "apiVersion": "v1", "data": {}},
+}
+
+
+@pytest.mark.parametrize("kind", BESIDE)
+def test_documents_beside_a_job(kind: str, folder: Path) -> None:
+    """A field of a wrong type is refused by its name, with the same lines by validate, render and local; a kind that
+    nothing reads is ignored."""
+    made, file = job(), folder / "job.yaml"
+    references = [{"configMapRef": {"name": "settings"}}, {"secretRef": {"name": "settings", "optional": True}}]
+    made["spec"]["worker"]["template"]["spec"]["containers"][0]["envFrom"] = references
+    for path in paths(BESIDE[kind]):
+        for value in (7, "x", [], ["a"], {}):
+            document = copy.deepcopy({"kind": kind, **BESIDE[kind]})
+            parent = functools.reduce(lambda inner, key: inner[key], path[:-1], document)
+            if path == ("apiVersion",) or type(parent[path[-1]]) is type(value):
+                continue
+            parent[path[-1]] = value
+            file.write_text(yaml.safe_dump_all([made, document]))
+            lines = [told(command, str(file)).stderr.splitlines() for command in ("validate", "render")]
+            found = [[line.split(f"{file}: ")[-1].strip() for line in some] for some in lines]
+            problems: list[str] = []
+            try:
+                load_job(file)
+            except Invalid as exc:
+                problems = [str(problem) for problem in exc.problems]
+            assert found == [problems, problems], (path, value)
+            fields = [problem.split(": ")[1] for problem in problems]
+            assert len(fields) == len(set(fields)), (problems, "one line for a field")
+            if kind != "PersistentVolumeClaim":
+                assert any(field.startswith(".".join(path)) for field in fields), (path, value, problems)
+            if path == ("metadata",):
+                is_read = kind != "PersistentVolumeClaim" and not isinstance(value, dict)
+                assert not is_read or problems == [f"{kind}: metadata: is {shown(value)}; expected a mapping"]
 
 
 WORDS = (

@@ -97,13 +97,24 @@ def test_an_installations_settings_are_rendered(
     assert launcher["spec"]["securityContext"].get("fsGroup") == group
 
 
-def test_a_file_without_an_installation(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("deployment", "said"),
+    [
+        (None, "has no Deployment of the operator"),
+        ({"spec": "x"}, "Deployment: spec: is 'x'; expected a mapping"),
+        ({"spec": {"template": {"spec": {"containers": "x"}}}}, "Deployment: spec.template.spec.containers: must be"),
+        ({"spec": {"template": {"spec": {"containers": [{"args": [5]}]}}}}, "containers[0].args[0]: must be a string"),
+    ],
+    ids=["none", "spec", "containers", "args"],
+)
+def test_a_file_without_an_installation(deployment: dict[str, Any] | None, said: str, tmp_path: Path) -> None:
     """The error names the file and the expected content."""
     path = tmp_path / "job.yaml"
-    path.write_text(yaml.safe_dump(job()))
+    more = [] if deployment is None else [{"apiVersion": "apps/v1", "kind": "Deployment", **deployment}]
+    path.write_text(yaml.safe_dump_all([job(), *more]))
     result = CliRunner().invoke(main, ["render", str(path), f"--installation={path}"])
     assert result.exit_code == 1
-    assert f"{path}: has no Deployment of the operator" in result.output
+    assert f"{path}: {said}" in result.output or said in result.output.split(f"{path}: ")[1]
 
 
 TEMPLATE = {
@@ -228,6 +239,21 @@ def test_objects_of_a_file_are_held_against_each_other(beside: dict[str, str], s
     assert (result.exit_code, said in result.output) == (int(certain), True), result.output
 
 
+def test_a_faulty_object_is_still_an_object_of_the_file() -> None:
+    """Nothing is said about its namespace; an object that is in another namespace is still named."""
+    made = job()
+    references = [{"configMapRef": {"name": name}} for name in ("settings", "far")]
+    made["spec"]["worker"]["template"]["spec"]["containers"][0]["envFrom"] = references
+    maps = [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"EPOCHS": 5}}
+        for metadata in ({"name": "settings"}, {"name": "far", "namespace": "lab"})
+    ]
+    result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump_all([made, *maps]))
+    said = "ConfigMap settings: data.EPOCHS: is 5; expected a string", "ConfigMap far of this file is in namespace lab"
+    lines = result.stderr.splitlines()
+    assert [line.startswith(f"-: {words}") for line, words in zip(lines, said, strict=True)] == [True, True], lines
+
+
 @pytest.mark.parametrize(("beside", "said"), OBJECTS, ids=[said.partition(": ")[2][:40] for _, said in OBJECTS])
 def test_objects_beside_a_job_that_kubernetes_refuses(beside: dict[str, Any], said: str) -> None:
     """Their version, fields, metadata and contents are checked, as a real API server checks them."""
@@ -248,9 +274,18 @@ def test_objects_beside_a_job_that_kubernetes_accepts(beside: dict[str, Any]) ->
         ({"apiVersion": "v1", "kind": "Configmap", "metadata": {"name": "c"}}, "did you mean ConfigMap?"),
         (job(), "digits: appears twice; give one of the two another name"),
         ({**job("other"), "sepc": {}}, "other: sepc: is not a field here; did you mean spec?"),
+        (
+            {**job("other"), "metadata": {"name": "other", "finalizers": ["x y"]}},
+            "other: metadata.finalizers[0]: is 'x y'; expected a name of letters",
+        ),
+        (
+            {**job("other"), "metadata": {"name": "other", "ownerReferences": [{"name": "x"}]}},
+            "other: metadata.ownerReferences[0].uid: is missing",
+        ),
+        ({**job("other"), "metadata": "other"}, "job without a name: metadata: is 'other'; expected a mapping"),
         (["x"], "document 2: is ['x']; expected an object with apiVersion, kind and metadata"),
     ],
-    ids=["kind", "twice", "field", "list"],
+    ids=["kind", "twice", "field", "finalizer", "owner", "metadata", "list"],
 )
 def test_documents_beside_a_job(beside: Any, said: str) -> None:
     """Kinds, names and fields of all objects of a file are checked."""
@@ -321,14 +356,23 @@ def test_an_annotation_that_names_no_container() -> None:
 
 @pytest.mark.parametrize(
     ("image", "code"),
-    [("a b", 1), ("lab/Train:1", 1), ("Train", 1), ("x.io:5000/lab/train:V1", 0), ("train@sha256:AB", 0)],
+    [
+        ("a b", 1),
+        (" lab/Train", 1),
+        ("lab/Train:1", 1),
+        ("Train", 1),
+        ("x.io:5000/lab/train:V1", 0),
+        ("train@sha256:AB", 0),
+    ],
 )
 def test_an_image_that_no_node_can_pull(image: str, code: int) -> None:
-    """The API server accepts it, and the pods would wait for it."""
+    """The API server accepts it, and the pods would wait for it. An image that the API server refuses gets one line."""
     made = job()
     made["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = image
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
-    assert (result.exit_code, "expected no space and a repository in lower case" in result.stderr) == (code, code == 1)
+    assert (result.exit_code, len(result.stderr.splitlines())) == (code, code)
+    words = "at the ends" if image != image.strip() else "and a repository in lower case"
+    assert (f"expected no space {words}" in result.stderr) == bool(code)
 
 
 def test_a_number_in_quotes() -> None:
