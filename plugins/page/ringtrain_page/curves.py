@@ -35,9 +35,10 @@ class PageCurve:
             other_total, other_count = self._bins.get(key // 2, (0.0, 0))
             self._bins[key // 2] = (other_total + total, other_count + count)
 
-    def means(self) -> list[list[float]]:
-        """Return the curve's points [start of the bin, mean of its values] in order."""
-        return [[key * self.width, total / count] for key, (total, count) in sorted(self._bins.items())]
+    def means(self, last: float = math.inf) -> list[list[float]]:
+        """Return the curve's points [start of the bin, mean of its values] up to the position `last`, in order."""
+        points = [[key * self.width, total / count] for key, (total, count) in sorted(self._bins.items())]
+        return [point for point in points if point[0] <= last]
 
     def rates(self, count: int, length: float) -> list[list[float]]:
         """Return [start, sum of values / duration] for `count` equal parts of 0 to `length`, for example samples/s.

@@ -76,13 +76,17 @@ class PageMetrics:
                 self.samples.add(max(0.0, at - first), samples / _PLACES)
 
     def curves(self) -> list[dict[str, Any]]:
-        """Return the curves with at least two points: name, axis, points, and steps with NaN or infinite values."""
+        """Return the curves with at least two points: name, axis, points, and steps with NaN or infinite values.
+
+        A curve by steps ends at the lowest step of all reporting ranks, as the run's progress does.
+        """
+        last_step = min(self.steps.values(), default=0)
         reports = max((count for _, count in self.reported.values()), default=1) - 1
         parts, seconds = min(_MOST_PARTS, reports // _REPORTS_OF_A_PART), (self.last or 0.0) - (self.first or 0.0)
         drawn = [
-            ("loss", "step", self.loss.means()),
+            ("loss", "step", self.loss.means(last_step)),
             (f"{self.unit}/s", "s", self.samples.rates(parts, seconds) if parts > 1 else []),
-            *((name, "step", curve.means()) for name, curve in sorted(self.own.items())),
+            *((name, "step", curve.means(last_step)) for name, curve in sorted(self.own.items())),
         ]
         return [
             {"name": name, "of": of, "points": points, "bad": self.bad[name].means() if name in self.bad else []}

@@ -28,6 +28,16 @@ def test_a_program_that_invents_metrics_all_day() -> None:
     assert [curve["name"] for curve in metrics.curves()] == ["same"]
 
 
+def test_a_curve_ends_where_progress_does() -> None:
+    """A step that some ranks have not reported has no point, as the run's progress does not show it."""
+    metrics = PageMetrics()
+    for step in range(1, 6):
+        for rank in range(3):
+            if step < 5 or rank == 0:
+                metrics.add(rank, {"step": step, "time": float(step), "loss": 1.0 + rank, "metrics": {"f1": 0.5}})
+    assert [curve["points"][-1] for curve in metrics.curves()] == [[4.0, 2.0], [4.0, 0.5]]
+
+
 @pytest.mark.parametrize(
     ("steps", "every", "step_s"),
     [

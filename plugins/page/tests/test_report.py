@@ -205,7 +205,7 @@ async def test_curves_that_people_read(tmp_path: Path) -> None:
     pointed at in one curve is shown in all."""
     attempt = tmp_path / "local" / "diverges" / "1"
     attempt.mkdir(parents=True)
-    (attempt / "job.log").touch()
+    (attempt / "job.log").write_text("[0] one line\n")
     steps = [{"step": step, "time": 1e9 + step / 4, "rank": 0, "epoch": step // 50} for step in range(1, 201)]
     for step, row in enumerate(steps, 1):
         row |= {"notFinite": {"loss": "NaN"}} if 120 <= step < 126 else {"loss": 1000 / step}
@@ -223,12 +223,13 @@ async def test_curves_that_people_read(tmp_path: Path) -> None:
     async with open_browser(tmp_path / "browser") as tab:
         await tab.open(_report(tmp_path, "diverges"), width=1280)
         loss, accuracy = await tab.value(texts)
-        assert loss == ["0", "500", "1000", "50", "100", "150", "step 200", "not finite from step 120"]
+        assert await tab.value("document.getElementById('count').innerText") == "1 line"
+        assert loss == ["0", "500", "1000", "50", "100", "150", "step 200", "not finite from step 120 to step 125"]
         assert accuracy == ["0", "0.5", "1", "50", "100", "150", "step 200"]
         await choose(tab, "log-axis", "checked = true")
         assert (await tab.value(texts))[0][:3] == ["10", "30", "100"]
         await choose(tab, "axis", "value = 's'")
-        assert (await tab.value(texts))[0][-2:] == ["40 s", "not finite from 29.75 s"]
+        assert (await tab.value(texts))[0][-2:] == ["40 s", "not finite from 29.75 s to 31 s"]
         await choose(tab, "axis", "value = 'epoch'")
         assert "epoch 4" in (await tab.value(texts))[0]
         await choose(tab, "axis", "value = 'step'")

@@ -202,6 +202,7 @@ async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
     assert head == ["name", "state", "ranks", "steps", "loss", "speed", "took", "lr", "command"]
     assert [row[-2:] for row in rows] == [["0.01", "0.01"], ["0.1", "0.1"], ["0.3", "0.3"]]
     async with open_browser(tmp_path) as tab:
+        last = rows[2][head.index("steps")].partition("/")[0]  # not that of the rank that went one step further
         for width, dark in ((390, True), (1280, False)):
             await tab.open(folder / "all.html", width=width, dark=dark)
             await _nothing_is_cut(tab, width)
@@ -210,7 +211,7 @@ async def test_runs_are_compared(folder: Path, tmp_path: Path) -> None:
             cells = "[...document.querySelectorAll('#compare td')].map(e => [e.dataset.name, e.innerText])"
             assert [value for name, value in await tab.value(cells) if name == "lr"] == ["0.01", "0.1", "0.3"]
             shown = await tab.value("document.querySelector('figcaption output').innerText")
-            assert re.fullmatch(r"slow 0.8187 \(step 20\), fast 0.1353 \(step 20\), fails \S+ \(step 11\)", shown)
+            assert re.fullmatch(rf"slow 0.8187 \(step 20\), fast 0.1353 \(step 20\), fails \S+ \(step {last}\)", shown)
             assert tab.complaints == []
 
 
@@ -227,6 +228,7 @@ async def test_many_runs_are_compared(tmp_path: Path) -> None:
     """Up to twelve, each with a colour; a title of one word stays on its line beside a long list of values."""
     names = [f"run-{number}" for number in range(MOST_COMPARED)]
     series = [{"name": name, "points": [[0, 1.0], [10 + n, 2.0]], "bad": []} for n, name in enumerate(names)]
+    series[3]["bad"], series[5]["bad"] = [[4, 1.0]], [[17, 1.0], [18, 1.0]]
     found = {
         "runs": names, "columns": ["state", "lr"], "rows": [["Succeeded", "0.1"]] * len(names), "differ": True,
         "curves": [{"name": "validation/accuracy", "of": "step", "series": series}],
@@ -240,6 +242,10 @@ async def test_many_runs_are_compared(tmp_path: Path) -> None:
             assert await tab.value("document.querySelector('figcaption strong').offsetHeight") < 30
             strokes = "[...document.querySelectorAll('.curve')].map(line => getComputedStyle(line).stroke)"
             assert len(set(await tab.value(strokes))) == MOST_COMPARED
+            marks = await tab.value(
+                "[...document.querySelectorAll('text.bad')].map(e => [e.innerHTML, e.getAttribute('y')])"
+            )
+            assert marks == [["run-3 not finite at step 4", "21"], ["run-5 not finite from step 17", "33"]]
             assert "run-11 2 (step 21)" in await tab.value("document.querySelector('figcaption output').innerText")
 
 
