@@ -76,7 +76,8 @@ def _print_unsent_lines(chunks: Iterable[LogChunk]) -> int:
         if chunk.stream is LogStream.LOG:
             count += chunk.lines
             with suppress(OSError):  # stdout is closed
-                sys.stdout.buffer.write(prefixed_records(chunk.rank, chunk.data))
+                clear = b"\r\x1b[K" if sys.stdout.isatty() else b""  # the launcher's progress line
+                sys.stdout.buffer.write(clear + prefixed_records(chunk.rank, chunk.data))
                 sys.stdout.buffer.flush()
     return count
 

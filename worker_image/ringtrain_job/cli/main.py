@@ -112,8 +112,11 @@ def discard_unwritable_output() -> None:
 
 
 def log_to_stderr(role: str, level: str = "info") -> None:
-    """Log this process's messages of at least `level` to stderr, with the name `role` in each line."""
-    line = f"%(asctime)s ringtrain {role}: %(message)s"
+    """Log this process's messages of at least `level` to stderr, with the name `role` in each line.
+
+    On a terminal a message replaces the current line, which may be the launcher's progress.
+    """
+    line = ("\r\x1b[K" if sys.stderr.isatty() else "") + f"%(asctime)s ringtrain {role}: %(message)s"
     logging.basicConfig(stream=sys.stderr, level=level.upper(), format=line, force=True)
 
 

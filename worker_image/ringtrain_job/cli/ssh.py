@@ -14,14 +14,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import IO, Final
 
-import click
-
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.processes import end_child, start_child
 from ringtrain_job.cli.certificates import SECRET_FILES
+from ringtrain_job.cli.ending import print_line
 from ringtrain_job.cli.remote_agent import (
     GREETING,
     LOST,
@@ -240,7 +239,7 @@ class SshRemoteAgent:
             if text:
                 self._stderr_lines = [*self._stderr_lines, text][-_LINES_KEPT:]
             if text and self._started:  # earlier lines are in the error message
-                click.echo(f"{self.host.name}: {text}", err=True)
+                print_line(text, f"{self.host.name}: ")
 
     def _failure_text(self) -> str:
         """Return the reason why the host has not sent its first message."""

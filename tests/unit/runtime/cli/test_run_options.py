@@ -1,6 +1,9 @@
 """Options of `ringtrain run`, and its usage errors."""
 
+import io
+import logging
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -12,7 +15,7 @@ from ringtrain.shared.hosts import Host
 from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
 from ringtrain_job.cli.horovod_options import OPTIONS
 from ringtrain_job.cli.horovod_values import HorovodrunValues
-from ringtrain_job.cli.main import main
+from ringtrain_job.cli.main import log_to_stderr, main
 from ringtrain_job.cli.run import run
 from ringtrain_job.launcher.discovery import run_discovery_script
 from ringtrain_job.launcher.hosts import HostCoolDown
@@ -291,3 +294,16 @@ def test_fixed_hosts_of_an_elastic_run() -> None:
     assert world.reach(HorovodrunValues(), [Host("localhost", 3)]).hosts is None
     with pytest.raises(click.UsageError, match="a have only 2 slots, but -np is 3"):
         world.reach(HorovodrunValues(), [Host("a", 2)])
+
+
+@pytest.mark.parametrize(("terminal", "start"), [(True, "\r\x1b[K"), (False, "")], ids=["terminal", "pipe"])
+def test_a_log_message_replaces_the_progress_line(terminal: bool, start: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a terminal a message begins by clearing the current line; a pipe gets the message alone."""
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: terminal)
+    monkeypatch.setattr(sys, "stderr", out)
+    monkeypatch.setattr(logging.root, "handlers", [])
+    monkeypatch.setattr(logging.root, "level", logging.root.level)
+    log_to_stderr("agent")
+    logging.getLogger("ringtrain_job").warning("killing rank processes")
+    assert re.fullmatch(re.escape(start) + r"\d.* ringtrain agent: killing rank processes\n", out.getvalue())
