@@ -56,6 +56,7 @@ class LogStore:
         self._dropped: dict[tuple[str, int], int] = {}
         self._complained: set[int] = set()
         self._listener_failed = False
+        self._has_noted_loss = False
         self.on_merged: Callable[[bytes], None] = lambda _: None
         self.on_report: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.on_machine: Callable[[MachineSample], None] = lambda _: None
@@ -179,9 +180,14 @@ class LogStore:
         if reports or self.files.metrics.exists():  # no file for a job without reports
             written.append((self._file(self.files.metrics), text))
         size = sum(file.tell() + len(added) for file, added in written)
-        entry = JournalEntry(LogStream.REPORT, rank, newest, size, self._file(self.files.job_log).tell())
+        job_log, note = self._file(self.files.job_log), b"" if self._has_noted_loss else _loss_note(rank, reports)
+        written += [(job_log, note)] if note else []
+        entry = JournalEntry(LogStream.REPORT, rank, newest, size, job_log.tell() + len(note))
         _write_logs_together(*written, (self._journal, journal.encode_journal_entry(entry)))
         self._last[LogStream.REPORT, rank] = newest
+        if note:
+            self._has_noted_loss = True
+            self._notify(self.on_merged, note)
         for report in reports:
             self._notify(self.on_report, rank, report)
         for about in filter(None, (report.get("about") for report in every)):
@@ -267,6 +273,14 @@ def _count_merged(job_log: Path) -> Counter[int]:
 def _missing_log_records(last: int, chunk: LogChunk) -> bytes:
     text = f"[ringtrain] lines {last + 1} to {chunk.first - 1} of rank {chunk.rank} are missing: "
     return (text + "they were lost with an earlier launcher's files\n").encode()
+
+
+def _loss_note(rank: int, reports: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return a line for job.log about the first loss in `reports` that is NaN or infinite; empty if all are finite."""
+    for report in reports:
+        if word := (report.get("notFinite") or {}).get("loss"):
+            return f"[ringtrain] the loss of rank {rank} is {word} at step {report['step']}\n".encode()
+    return b""
 
 
 def _read_journal(path: Path) -> journal.RecoveredJournal:

@@ -145,6 +145,22 @@ def test_reports_become_rows(tmp_path: Path) -> None:
     assert seen == [(3, 1), (3, 2)]
 
 
+def test_the_first_loss_that_is_not_finite_is_logged(tmp_path: Path) -> None:
+    """The line has rank and step, is also passed on, and stays when the launcher restarts."""
+    merged: list[bytes] = []
+    store = LogStore(_files(tmp_path), "uid", 1)
+    store.on_merged = merged.append
+    for step in (10, 11):
+        row = b'{"step": %d, "time": 2.5, "notFinite": {"loss": "NaN"}}\n' % step
+        store.append(LogChunk(LogStream.REPORT, 3, step - 9, 1, row))
+    store.append(LogChunk(LogStream.LOG, 3, 1, 1, b"hello\n"))
+    store.close()
+    LogStore(_files(tmp_path), "uid", 1).close()
+    line = b"[ringtrain] the loss of rank 3 is NaN at step 10\n"
+    assert merged == [line, b"[3] hello\n"]
+    assert store.files.job_log.read_bytes() == line + b"[3] hello\n"
+
+
 @pytest.mark.parametrize(
     "row",
     [
