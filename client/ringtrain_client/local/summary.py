@@ -1,6 +1,7 @@
 """Summary that `dtj local` prints at the end: final state, metrics of the model, location of the logs."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -21,7 +22,7 @@ from .wording import STATE_STYLES, duration, progress_numbers, shown_state, wrap
 
 LOG_LINES_SHOWN = 20
 _TAIL_BYTES = 4096
-_ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+)", re.IGNORECASE)
+_ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+|nan\b)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,9 @@ def read_local_results(job_logs: Path, attempt: int, stopped: bool = False) -> L
         found = row.get("metrics")
         if isinstance(found, dict):
             metrics.update({str(k): v for k, v in found.items() if isinstance(v, int | float)})
+    for row in _metric_rows(directory / ".outcome.json"):
+        wrong = ((row.get("message") or {}).get("progress") or {}).get("notFinite") or {}
+        metrics.update({str(k): float(one["value"]) for k, one in wrong.items() if k != "loss"})
     return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"), stopped)
 
 
@@ -57,7 +61,7 @@ def stopped_status(status: Mapping[str, Any], message: Mapping[str, Any]) -> dic
     found = ended_status(status, "Stopped", "stopped by the user", format_time(datetime.now(UTC)))
     if (progress := parse_progress(message.get("progress"), None)) is not None:
         found["progress"] = progress.model_dump(by_alias=True, mode="json", exclude_none=True)
-        found["progressSummary"] = progress_summary(progress)
+        found["progressSummary"] = progress_summary(progress, message["progress"])
     return found
 
 
@@ -125,6 +129,8 @@ def _print_failure(console: Console, failure: Failure) -> None:
 
 
 def _metric_text(name: str, value: float) -> str:
+    if not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     return f"{100 * value:.2f} %" if "accuracy" in name and 0 <= value <= 1 else f"{value:.6g}"
 
 

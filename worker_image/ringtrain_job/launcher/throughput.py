@@ -214,7 +214,7 @@ class GangThroughput:
             samples_per_s=self.total() if self._timed_samples > 0 else None,
             unit=str(report.get("unit") or "samples"),
             loss=_mean(losses) if losses and "loss" not in not_finite else None,
-            metrics=_mean_metrics(reports),
+            metrics={k: v for k, v in _mean_metrics(reports).items() if k not in not_finite},
             input_wait=self.times.input_fraction,
             straggler=self.times.straggler(),
             samples=self._samples,

@@ -1,6 +1,7 @@
 """Output for people: manifest problems, lines, the panel, the summary."""
 
 import io
+import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from ringtrain_client.local.process import LocalProcessRunner
 from ringtrain_client.local.summary import LocalRunResults, print_local_summary, read_local_results
 from ringtrain_client.local.wording import progress_numbers
 from ringtrain_operator.errors import Invalid
+from ringtrain_operator.observe.model import Observed
 
 
 def view(w: World) -> JobView:
@@ -123,6 +125,27 @@ def test_small_and_large_numbers_are_told() -> None:
     assert progress_numbers({"loss": 0.0}) == [("loss", "0.0000")]
 
 
+def test_values_that_are_not_finite(tmp_path: Path) -> None:
+    """Panel, lines and summary show NaN with its step and rank, and no finite value from before it."""
+    w, out = running(40), io.StringIO()
+    wrong = {name: {"value": "NaN", "since": 10, "rank": 0} for name in ("accuracy", "loss")}
+    w.report["progress"] |= {"loss": None, "notFinite": wrong}
+    w.settle()
+    said = "loss NaN since step 10 (rank 0), accuracy NaN since step 10 (rank 0)"
+    from_status = JobView(w.job, w.status, Observed(), ())
+    for one in (view(w), from_status):
+        PlainLocalDisplay(out, None).show(one)
+        assert out.getvalue().splitlines()[-1] == f"step 40/100, samples/s 10, {said}"
+    assert said in " ".join(on_screen(w).replace("│", " ").split())
+    directory = tmp_path / "1"
+    directory.mkdir()
+    (directory / "metrics.jsonl").write_text('{"metrics": {"accuracy": 0.5934}}\n{"metrics": {"accuracy": null}}\n')
+    (directory / ".outcome.json").write_text(json.dumps({"message": {"progress": {"notFinite": wrong}}}))
+    out = io.StringIO()
+    print_local_summary(Console(file=out, width=200), w.status, read_local_results(tmp_path, 1))
+    assert out.getvalue().splitlines()[1:3] == ["accuracy  NaN", f"steps     40/100 (40%); {said}, samples/s 10"]
+
+
 def test_the_summary_of_a_failure() -> None:
     """The summary has state, cause, and the failed rank's last lines."""
     w = running(1)
@@ -166,6 +189,8 @@ def test_the_accuracy_that_training_code_prints(tmp_path: Path) -> None:
     directory.mkdir(parents=True)
     (directory / "job.log").write_text("[0] accuracy 0.5\n[0] test accuracy: 0.9806\n")
     assert read_local_results(tmp_path / "default" / "digits", 1).metrics == {"test accuracy": 0.9806}
+    (directory / "job.log").write_text("[0] accuracy 0.5\n[0] accuracy: nan\n")
+    assert str(read_local_results(tmp_path / "default" / "digits", 1).metrics) == "{'accuracy': nan}"
     (directory / "metrics.jsonl").write_text('{"metrics": {"f1": 0.5}}\n{"metrics": {"f1"')
     assert read_local_results(tmp_path / "default" / "digits", 1).metrics == {"f1": 0.5}
 

@@ -143,6 +143,24 @@ def test_the_last_progress_is_the_launchers_last_word(w: World) -> None:
     assert w.status.progress_summary == "100/100 (100%)"
 
 
+def test_a_value_that_is_not_finite(w: World) -> None:
+    """Status and `dtj why` show since which step and on which rank a value is NaN, while the job runs and after it."""
+    wrong = {name: {"value": "NaN", "since": 10, "rank": 1} for name in ("accuracy", "loss")}
+    progress = {"step": 60, "totalSteps": 60, "notFinite": wrong}
+    w.launcher_says("Running", step=60)
+    assert w.report is not None
+    w.report["progress"] = progress
+    w.settle()
+    words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 2, "ranksSucceeded": 2}
+    said = "loss NaN since step 10 (rank 1), accuracy NaN since step 10 (rank 1)"
+    for _ in range(2):
+        assert w.status.progress_summary == f"60/60 (100%); {said}"
+        assert f"  {said}" in list(explain_job(w.job, [], []))
+        w.pod_ends("digits-launcher", 0, json.dumps(words | {"progress": progress}))
+        w.settle()
+    assert w.status.state == "Succeeded"
+
+
 def test_pods_of_a_forgotten_past_are_replaced(w: World) -> None:
     """A job whose status was lost begins an attempt with a number that no existing pod has."""
     del w.job["status"]
