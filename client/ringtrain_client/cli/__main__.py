@@ -11,7 +11,7 @@ def run(prog_name: str | None = None) -> None:
     interrupt = signal.getsignal(signal.SIGINT)
     if interrupt is signal.default_int_handler:  # a shell's background process ignores the signal
         signal.signal(signal.SIGINT, _exit_early)
-    gc.disable()  # until the command is imported; nothing of that is garbage, and a search takes a tenth of the time
+    gc.disable()  # until the command is imported: searching the imported modules for garbage takes a tenth of the time
     from .main import main
 
     signal.signal(signal.SIGINT, interrupt)

@@ -35,8 +35,9 @@ class _LazyCommandGroup(click.Group):
             return None
         module, _, attribute = found.load.partition(":")
         command: click.Command = getattr(importlib.import_module(module), attribute)
-        gc.freeze()
-        gc.enable()
+        if not gc.isenabled():  # the program disabled it for the import
+            gc.freeze()
+            gc.enable()
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -15,7 +15,7 @@ from ringtrain_operator.observe.pods import main_container, pull_of, view_pod
 from ringtrain_operator.spec.job import is_ours
 from ringtrain_operator.status.ledger import EndedPod, Incarnations
 from ringtrain_operator.status.model import format_time, parse_status
-from ringtrain_operator.status.progress import last_started, not_finite_in, start_durations, start_status
+from ringtrain_operator.status.progress import last_started, start_durations, start_status
 from ringtrain_operator.workers.incarnations import avoidance_text, avoided_nodes
 
 from ..local.wording import shown_state
@@ -114,7 +114,7 @@ def explain_job(
     yield from (f"    {line}" for line in (*_limited_pod_lines(list(_pod_causes(pods, told))), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last continued from {started}"
-    if wrong := not_finite_in(status.get("progressSummary") or ""):
+    if wrong := (status.get("progress") or {}).get("notFinite"):
         yield f"  {wrong}"
     yield from (
         f"  {line}"

@@ -25,6 +25,7 @@ from ringtrain_operator.status.model import format_time
 from ..local.detached import MANIFEST_FILE, driver_of, start_driver, write_manifest
 from ..local.manifest import as_stored
 from ..local.past_runs import JOB_FILE, NoSuchRun, PastLocalRun, newest_run, past_runs, read_job, write_job
+from ..local.places import check_loopback
 from ..local.run import new_directory
 from ..local.summary import ended_status
 from ..local.templates import LocalTemplates
@@ -80,6 +81,7 @@ class LocalBackend:
         with suppress(NotFound):
             if driver_of(self._run(name).directory) is not None:
                 raise AlreadyExists(f"{name} runs on this machine already; delete that job or choose another name")
+        check_loopback()
         directory = new_directory(self._runs, name)
         try:
             if script is not None and script.path is None:

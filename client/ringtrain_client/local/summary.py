@@ -22,6 +22,8 @@ from .wording import STATE_STYLES, duration, progress_numbers, shown_state, wrap
 
 LOG_LINES_SHOWN = 20
 _TAIL_BYTES = 4096
+# Values in a report for which JSON has no numbers.
+_NOT_FINITE = ("NaN", "Infinity", "-Infinity")
 _ACCURACY = re.compile(r"((?:[a-z]+ )?accuracy)[ :=]+([01]\.\d+|nan\b)", re.IGNORECASE)
 
 
@@ -47,9 +49,9 @@ def read_local_results(job_logs: Path, attempt: int, stopped: bool = False) -> L
         found = row.get("metrics")
         if isinstance(found, dict):
             metrics.update({str(k): v for k, v in found.items() if isinstance(v, int | float)})
-    for row in _metric_rows(directory / ".outcome.json"):
-        wrong = ((row.get("message") or {}).get("progress") or {}).get("notFinite") or {}
-        metrics.update({str(k): float(one["value"]) for k, one in wrong.items() if k != "loss"})
+        wrong = row.get("notFinite")
+        if isinstance(wrong, dict):
+            metrics.update({str(k): float(v) for k, v in wrong.items() if k != "loss" and v in _NOT_FINITE})
     return LocalRunResults(directory, metrics or _printed_accuracy(directory / "job.log"), stopped)
 
 
@@ -61,7 +63,7 @@ def stopped_status(status: Mapping[str, Any], message: Mapping[str, Any]) -> dic
     found = ended_status(status, "Stopped", "stopped by the user", format_time(datetime.now(UTC)))
     if (progress := parse_progress(message.get("progress"), None)) is not None:
         found["progress"] = progress.model_dump(by_alias=True, mode="json", exclude_none=True)
-        found["progressSummary"] = progress_summary(progress, message["progress"])
+        found["progressSummary"] = progress_summary(progress)
     return found
 
 
@@ -105,7 +107,7 @@ def _summary_rows(status: JobStatus, results: LocalRunResults) -> Iterator[tuple
     for name, value in {**results.metrics, **newest}.items():
         yield name.replace("_", " "), _metric_text(name, value), "bold"
     if status.progress is not None:
-        shown = progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
+        shown = progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch", "not_finite"}))
         yield "steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]), ""
     ended = datetime.now(UTC) if results.stopped else status.completion_time
     if status.start_time is not None and ended is not None:

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from ringtrain_operator.observe.model import LauncherReport
 from ringtrain_operator.status.model import JobStatus, Progress
-from ringtrain_operator.status.progress import not_finite_in, not_finite_text
+from ringtrain_operator.status.progress import not_finite_text
 
 if TYPE_CHECKING:
     from .driver import JobView
@@ -69,9 +69,10 @@ def progress_numbers(progress: Mapping[str, Any] | None) -> list[tuple[str, str]
         found.append((f"{progress.get('unit') or 'samples'}/s", f"{rate:{',.0f' if rate >= 10 else '.3g'}}"))
     metrics = progress.get("metrics") or {}
     found += [(name, f"{value:.4g}") for name, value in metrics.items() if isinstance(value, int | float)]
-    if wrong := progress.get("notFiniteText") or not_finite_text(progress):
-        name, _, text = wrong.partition(" ")
-        found.append((name, text))
+    wrong = progress.get("notFinite")  # a text in a job's status, an object in a launcher's report
+    if text := wrong if isinstance(wrong, str) else not_finite_text(wrong):
+        name, _, words = text.partition(" ")
+        found.append((name, words))
     return found
 
 
@@ -81,9 +82,7 @@ def progress_of(view: JobView) -> Mapping[str, Any] | None:
     if report is not None and report.attempt == view.status.attempt:
         return report.progress
     stored: Progress | None = view.status.progress
-    if stored is None:
-        return None
-    return {**stored.model_dump(by_alias=True), "notFiniteText": not_finite_in(view.status.progress_summary)}
+    return stored.model_dump(by_alias=True) if stored is not None else None
 
 
 def ranks_of(view: JobView) -> tuple[Mapping[str, Any], ...]:

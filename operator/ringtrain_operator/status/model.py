@@ -70,6 +70,9 @@ class Progress(StatusModel):
     unit: str | None = Field(default=None, description="Unit of samples, for example images.")
     loss: float | None = Field(default=None, description="Training loss in this step: mean over the ranks.")
     metrics: dict[str, float] = Field(default={}, description="Means over ranks of other reported numbers.")
+    not_finite: str | None = Field(
+        default=None, description="Values that are NaN or infinite, such as `loss NaN since step 9 (rank 0)`."
+    )
     last_progress_time: Time | None = Field(default=None, description="Time of the last report of a step.")
     started_from: str | None = Field(
         default=None, description="Checkpoint from which the attempt continued, or a text that there was none."

@@ -34,45 +34,40 @@ def progress_fields(s: Situation, input_bound: str) -> dict[str, Any]:
 
     `input_bound`: text about ranks that wait for their data workers.
     """
-    raw, before = _final_progress(s), s.status.progress
-    new = parse_progress(raw, before.last_progress_time if before else None)
+    new = _final_progress(s)
     if new is None and s.report is not None:
-        raw = s.report.progress
-        new = parse_progress(raw, s.report.last_progress_time)
+        new = parse_progress(s.report.progress, s.report.last_progress_time)
     if new is None:
         return {}
-    return {"progress": new, "progress_summary": progress_summary(new, raw, input_bound if s.report else "")}
+    return {"progress": new, "progress_summary": progress_summary(new, input_bound if s.report else "")}
 
 
-def progress_summary(progress: Progress, raw: object, input_bound: str = "") -> str:
-    """Return the progress as a text such as `120/300 (40%); loss NaN since step 9 (rank 0)`, or `step 120` if the total
-    is unknown. `raw`: the launcher's report, from which `progress` was parsed."""
+def progress_summary(progress: Progress, input_bound: str = "") -> str:
+    """Return the progress as a text such as `120/300 (40%)`, or `step 120` if the total is unknown, followed by
+    `input_bound` and by the values that are NaN or infinite."""
     step, total = progress.step, progress.total_steps
     steps = f"{step}/{total} ({100 * step // total}%)" if total else f"step {step}"
-    return "; ".join(filter(None, [", ".join(filter(None, [steps, input_bound])), not_finite_text(raw)]))
+    return ", ".join(filter(None, [steps, input_bound, progress.not_finite]))
 
 
-def not_finite_text(raw: object) -> str:
-    """Return the values in a launcher's progress that are NaN or infinite, such as `loss NaN since step 9 (rank 0)`."""
-    found = raw.get("notFinite") if isinstance(raw, dict) else None
-    each = sorted(found.items(), key=lambda item: item[0] != "loss") if isinstance(found, dict) else ()
+def not_finite_text(reported: object) -> str:
+    """Return `notFinite` of a launcher's progress as a text such as `loss NaN since step 9 (rank 0)`, loss first."""
+    values = reported.items() if isinstance(reported, dict) else ()
     return ", ".join(
-        f"{name} {one.get('value')} since step {one.get('since')} (rank {one.get('rank')})"
-        for name, one in each
-        if isinstance(one, dict)
+        f"{name} {value.get('value')} since step {value.get('since')} (rank {value.get('rank')})"
+        for name, value in sorted(values, key=lambda item: item[0] != "loss")
+        if isinstance(value, dict)
     )[:LONGEST_TEXT]
 
 
-def not_finite_in(summary: str) -> str:
-    """Return the part of a `progressSummary` about values that are NaN or infinite; empty if it has none."""
-    return summary.partition("; ")[2]
-
-
-def _final_progress(s: Situation) -> object:
+def _final_progress(s: Situation) -> Progress | None:
     """Return the last progress in the termination message of a launcher that has ended; None without one."""
     if s.launcher is None or not s.launcher.finished:
         return None
-    return termination_of(s.launcher, s.attempt).get("progress")
+    before = s.status.progress
+    return parse_progress(
+        termination_of(s.launcher, s.attempt).get("progress"), before.last_progress_time if before else None
+    )
 
 
 def parse_progress(raw: object, last: datetime | None) -> Progress | None:
@@ -90,6 +85,7 @@ def parse_progress(raw: object, last: datetime | None) -> Progress | None:
         metrics={str(k): float(v) for k, v in metrics.items() if _is_finite_number(v)}
         if isinstance(metrics, dict)
         else {},
+        not_finite=not_finite_text(raw.get("notFinite")) or None,
         started_from=_progress_field(raw, "startedFrom", str),
         last_progress_time=last.replace(microsecond=0) if last is not None else None,
     )

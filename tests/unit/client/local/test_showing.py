@@ -139,11 +139,11 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     assert said in " ".join(on_screen(w).replace("│", " ").split())
     directory = tmp_path / "1"
     directory.mkdir()
-    (directory / "metrics.jsonl").write_text('{"metrics": {"accuracy": 0.5934}}\n{"metrics": {"accuracy": null}}\n')
-    (directory / ".outcome.json").write_text(json.dumps({"message": {"progress": {"notFinite": wrong}}}))
+    rows = [{"metrics": {"accuracy": 0.5934}}, {"notFinite": {"accuracy": "NaN"}}, {"notFinite": {"f1": [1]}}]
+    (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     out = io.StringIO()
     print_local_summary(Console(file=out, width=200), w.status, read_local_results(tmp_path, 1))
-    assert out.getvalue().splitlines()[1:3] == ["accuracy  NaN", f"steps     40/100 (40%); {said}, samples/s 10"]
+    assert out.getvalue().splitlines()[1:3] == ["accuracy  NaN", f"steps     40/100 (40%), {said}, samples/s 10"]
 
 
 def test_the_summary_of_a_failure() -> None:
