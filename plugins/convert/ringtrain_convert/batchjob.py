@@ -11,7 +11,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
-    missing_field,
+    missing_field_problem,
     put_training_container_first,
     take_command,
 )
@@ -97,7 +97,7 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     name = str((obj.get("metadata") or {}).get("name") or "")
     if not roles:
         field = "replicatedJobs" if kind == "jobset" else "tasks"
-        raise Invalid([missing_field(spec, "spec", field, _READ[kind], "has no pods")])
+        raise Invalid([missing_field_problem(spec, "spec", field, _READ[kind], "has no pods")])
     starting = [role for role in roles if _started(role.text)]
     for role in roles:
         text = f"{role.name}\n{role.text}\n{role.template}"

@@ -63,7 +63,9 @@ def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where
         yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
 
 
-def missing_field(section: Mapping[str, Any], path: str, field: str, known: Collection[str], message: str) -> Problem:
+def missing_field_problem(
+    section: Mapping[str, Any], path: str, field: str, known: Collection[str], message: str
+) -> Problem:
     """Return a problem about `field`, which `section` at `path` lacks, or about a key that is a misspelt `field`.
     `known`: other fields of such a section. `message`: text about the lack."""
     for key in section.keys() - {field, *known}:

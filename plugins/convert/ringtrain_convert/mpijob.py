@@ -13,7 +13,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
-    missing_field,
+    missing_field_problem,
     put_training_container_first,
     take_command,
     unknown_fields,
@@ -188,12 +188,12 @@ def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
     path, replicas = f"spec.mpiReplicaSpecs.{role}", obj["spec"].get("mpiReplicaSpecs")
     if replicas is None:
         message = "is missing; expected Launcher and Worker"
-        raise Invalid([missing_field(obj["spec"], "spec", "mpiReplicaSpecs", _KNOWN["spec"], message)])
+        raise Invalid([missing_field_problem(obj["spec"], "spec", "mpiReplicaSpecs", _KNOWN["spec"], message)])
     replica = replicas.get(role)
     if replica is None:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
         known = _KNOWN["spec.mpiReplicaSpecs"]
-        raise Invalid([missing_field(replicas, "spec.mpiReplicaSpecs", role, known, f"is missing{hint}")])
+        raise Invalid([missing_field_problem(replicas, "spec.mpiReplicaSpecs", role, known, f"is missing{hint}")])
     if problems := shape_problems(replica.get("template") or {}, f"{path}.template"):
         raise Invalid(problems)
     containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")

@@ -13,7 +13,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
-    missing_field,
+    missing_field_problem,
     put_training_container_first,
     take_command,
     unknown_fields,
@@ -174,7 +174,7 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
             found[role] = {**value, "replicas": count}
     if not problems and not any(role in kind.roles for role in found):
         message = f"has no pods, expected some of {', '.join(kind.roles)}"
-        problems = [missing_field(obj.get("spec") or {}, "spec", kind.replicas, _known_fields(kind), message)]
+        problems = [missing_field_problem(obj.get("spec") or {}, "spec", kind.replicas, _known_fields(kind), message)]
     if problems:
         raise Invalid(problems)
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}

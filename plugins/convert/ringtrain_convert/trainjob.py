@@ -12,7 +12,7 @@ from ringtrain_convert.metadata import (
     Converted,
     carried_template,
     converted_manifest,
-    missing_field,
+    missing_field_problem,
     put_training_container_first,
     take_command,
 )
@@ -95,7 +95,7 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
     kind, name = reference.get("kind") or "ClusterTrainingRuntime", reference.get("name")
     if not problems and (not name or kind not in RUNTIMES):
         message = f"{found_text(spec.get('runtimeRef'))}, expected a name and one of {', '.join(RUNTIMES)}"
-        problems = [missing_field(spec, "spec", "runtimeRef", _SHAPE["spec"], message)]
+        problems = [missing_field_problem(spec, "spec", "runtimeRef", _SHAPE["spec"], message)]
     if problems:
         raise Invalid(problems)
     return kind, str(name)
