@@ -107,7 +107,7 @@ def _summary_rows(status: JobStatus, results: LocalRunResults) -> Iterator[tuple
     for name, value in {**results.metrics, **newest}.items():
         yield name.replace("_", " "), _metric_text(name, value), "bold"
     if status.progress is not None:
-        shown = progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch", "not_finite"}))
+        shown = progress_numbers(status.progress.model_dump(by_alias=True, exclude={"metrics", "epoch"}))
         yield "steps", ", ".join([status.progress_summary, *(f"{label} {text}" for label, text in shown)]), ""
     ended = datetime.now(UTC) if results.stopped else status.completion_time
     if status.start_time is not None and ended is not None:

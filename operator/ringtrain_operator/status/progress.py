@@ -39,15 +39,15 @@ def progress_fields(s: Situation, input_bound: str) -> dict[str, Any]:
         new = parse_progress(s.report.progress, s.report.last_progress_time)
     if new is None:
         return {}
-    return {"progress": new, "progress_summary": progress_summary(new, input_bound if s.report else "")}
+    parts = [progress_summary(new), input_bound if s.report is not None else ""]
+    return {"progress": new, "progress_summary": ", ".join(filter(None, parts))}
 
 
-def progress_summary(progress: Progress, input_bound: str = "") -> str:
-    """Return the progress as a text such as `120/300 (40%)`, or `step 120` if the total is unknown, followed by
-    `input_bound` and by the values that are NaN or infinite."""
-    step, total = progress.step, progress.total_steps
-    steps = f"{step}/{total} ({100 * step // total}%)" if total else f"step {step}"
-    return ", ".join(filter(None, [steps, input_bound, progress.not_finite]))
+def progress_summary(progress: Progress) -> str:
+    """Return the progress as a text such as `120/300 (40%)`, or `step 120` if the total is unknown."""
+    if not progress.total_steps:
+        return f"step {progress.step}"
+    return f"{progress.step}/{progress.total_steps} ({100 * progress.step // progress.total_steps}%)"
 
 
 def not_finite_text(reported: object) -> str:

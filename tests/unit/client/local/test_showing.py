@@ -143,7 +143,7 @@ def test_values_that_are_not_finite(tmp_path: Path) -> None:
     (directory / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     out = io.StringIO()
     print_local_summary(Console(file=out, width=200), w.status, read_local_results(tmp_path, 1))
-    assert out.getvalue().splitlines()[1:3] == ["accuracy  NaN", f"steps     40/100 (40%), {said}, samples/s 10"]
+    assert out.getvalue().splitlines()[1:3] == ["accuracy  NaN", f"steps     40/100 (40%), samples/s 10, {said}"]
 
 
 def test_the_summary_of_a_failure() -> None:
