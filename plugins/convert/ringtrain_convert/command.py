@@ -116,7 +116,8 @@ def convert(
 
 def _kinds_found(documents: list[Json]) -> tuple[str, str]:
     """Return the kinds of `documents` as a text, and a hint about a misspelt one, which may be empty."""
-    kinds = dict.fromkeys(f"{doc.get('kind')} ({doc.get('apiVersion')})" for doc in documents if doc.get("kind"))
+    named = [doc for doc in documents if doc.get("kind")]
+    kinds = dict.fromkeys(f"{doc['kind']} ({doc.get('apiVersion') or 'without apiVersion'})" for doc in named)
     hints = (
         spelling_hint(str(doc.get("kind")), _SPELT) for doc in documents if doc.get("kind") not in ("Job", *_SPELT)
     )
