@@ -72,9 +72,10 @@ def data_of(rank: int, steps: int) -> tf.data.Dataset:
 
 
 def fit(model: keras.Model, optimizer, steps: int = STEPS, at_once: int = 1, built_in_fit: bool = False, **options):
-    """Train `model`. `built_in_fit`: Keras builds the optimizer, and traces a step twice for that."""
+    """Train `model`. `built_in_fit`: Keras builds the optimizer, and traces a step twice for that. The legacy
+    optimizers of Keras 2 have no `build`."""
     model.compile(optimizer=optimizer, loss="mse", steps_per_execution=at_once)
-    if not built_in_fit:
+    if not built_in_fit and hasattr(optimizer, "build"):
         optimizer.build(model.trainable_variables)
     return model.fit(own_data(steps), verbose=0, shuffle=False, **options)
 
