@@ -1,3 +1,7 @@
 """TorchX scheduler for ringtrain's jobs. It needs the plugin: `pip install ringtrain-convert`."""
 
-from ringtrain_convert.torchx import *  # noqa: F403
+from ringtrain_client.jobs.plugins import require_plugin
+
+require_plugin(__name__, "ringtrain_convert")
+
+from ringtrain_convert.torchx import *  # noqa: E402, F403

@@ -51,7 +51,12 @@ class _LazyCommandGroup(click.Group):
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
             meant = {word: one.name for one in lazy_commands().values() for word in one.meant}
-            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], known, n=1)
+            plugins = {point.name: point.value for point in entry_points(group="dtj.commands.of_plugins")}
+            if args[0] in plugins:
+                from ..jobs.plugins import plugin_missing
+
+                raise click.ClickException(str(plugin_missing(f"dtj {args[0]}", plugins[args[0]])))
+            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], [*known, *plugins], n=1)
             ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         return super().resolve_command(ctx, args)
 

@@ -18,16 +18,17 @@ def provide(alias: str, package: str) -> None:
     """
     distribution = package.partition(".")[0]
     if importlib.util.find_spec(distribution) is None:
-        extra = distribution.partition("_")[2].replace("_", "-")
-        raise ModuleNotFoundError(
-            f"{alias.replace('_', '.', 1)} needs the plugin ringtrain-{extra}, which is not installed: "
-            f"pip install 'ringtrain[{extra}]'",
-            name=distribution,
-        )
+        raise ModuleNotFoundError(missing_plugin_text(alias.replace("_", ".", 1), distribution), name=distribution)
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _AliasFinder())
     _packages[alias] = package
     sys.modules[alias] = importlib.import_module(package)
+
+
+def missing_plugin_text(need: str, package: str) -> str:
+    """Return the line that says which plugin `need` needs, the distribution of `package`, and how to install it."""
+    extra = package.partition("_")[2].replace("_", "-")
+    return f"{need} needs the plugin ringtrain-{extra}, which is not installed: pip install 'ringtrain[{extra}]'"
 
 
 def load_on_use(module: str, **places: str) -> Callable[[str], Any]:

@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ringtrain.errors import RingtrainError
+from ringtrain.shared.plugins import missing_plugin_text
 from ringtrain_job.cli.commands import COMMANDS, LazyCommand
 from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, raise_on_interrupt
 
@@ -49,9 +50,11 @@ class _LazyCommandGroup(click.Group):
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
             meant = {word: one.name for one in lazy_commands().values() for word in one.meant}
-            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], known, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else "If it belongs to a plugin, install the plugin."
-            ctx.fail(f"No such command {args[0]!r}. {hint}")
+            plugins = {point.name: point.value for point in entry_points(group="ringtrain.commands.of_plugins")}
+            if args[0] in plugins:
+                raise click.ClickException(missing_plugin_text(f"ringtrain {args[0]}", plugins[args[0]]))
+            near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], [*known, *plugins], n=1)
+            ctx.fail(f"No such command {args[0]!r}." + (f" Did you mean {near[0]!r}?" if near else ""))
         found = super().resolve_command(ctx, args)
         raise_on_interrupt()
         return found

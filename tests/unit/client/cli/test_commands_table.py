@@ -6,6 +6,7 @@ import sys
 
 import click
 import pytest
+from support.plugin_commands import commands_of_plugins, run_core_alone
 
 from ringtrain_client.cli.main import lazy_commands
 
@@ -30,6 +31,29 @@ def test_help_loads_no_command() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "['ringtrain_client.cli.commands', 'ringtrain_client.cli.main']"
+
+
+@pytest.mark.parametrize("command", commands_of_plugins("dtj.commands"))
+def test_a_command_of_a_plugin_that_is_not_installed(command: str) -> None:
+    """One line names the plugin and how to install it; a misspelt command gets a hint."""
+    program = "from ringtrain_client.cli.__main__ import run; run()"
+    done = run_core_alone("client", program, command, "file.yaml")
+    plugin = commands_of_plugins("dtj.commands")[command].replace("_", "-")
+    text = f"Error: dtj {command} needs the plugin {plugin}, which is not installed: pip install {plugin}\n"
+    assert (done.returncode, done.stderr) == (1, text)
+    misspelt = run_core_alone("client", program, f"{command}x")
+    assert misspelt.stderr.endswith(f"Did you mean {command!r}?\n")
+
+
+@pytest.mark.parametrize("module", ["kubeflow", "torchx"])
+def test_a_module_of_a_plugin_that_is_not_installed(module: str) -> None:
+    """It says how to install the plugin."""
+    code = f"import sys; sys.modules['ringtrain_convert'] = None; import ringtrain_sdk.{module}"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stderr.splitlines()[-1] == (
+        f"ModuleNotFoundError: ringtrain_sdk.{module} needs the plugin ringtrain-convert, which is not installed: "
+        "pip install ringtrain-convert"
+    )
 
 
 INTERRUPTED = """if True:

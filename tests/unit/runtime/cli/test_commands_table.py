@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
+from support.plugin_commands import commands_of_plugins, run_core_alone
 
 from ringtrain_job.cli.main import lazy_commands
 
@@ -22,6 +23,21 @@ def test_a_command_of_the_table(name: str) -> None:
     assert command.hidden == entry.hidden
     assert 0 < len(entry.help) <= 60
     assert entry.help.endswith(".")
+
+
+@pytest.mark.parametrize("command", commands_of_plugins("ringtrain.commands"))
+def test_a_command_of_a_plugin_that_is_not_installed(command: str) -> None:
+    """One line names the plugin and how to install it; a misspelt command gets a hint."""
+    program = "from ringtrain_job.cli.entry import ringtrain; ringtrain()"
+    done = run_core_alone("worker_image", program, command, "--help")
+    extra = commands_of_plugins("ringtrain.commands")[command].partition("_")[2]
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"Error: ringtrain {command} needs the plugin ringtrain-{extra}, which is not installed: "
+        f"pip install 'ringtrain[{extra}]'\n",
+    )
+    misspelt = run_core_alone("worker_image", program, f"{command}x")
+    assert misspelt.stderr.endswith(f"Did you mean {command!r}?\n")
 
 
 # Sends Ctrl-C to itself when the module of its first argument is imported, and runs `ringtrain` with the others.
