@@ -63,9 +63,9 @@ def found_text(value: object) -> str:
     return "is missing" if value is None else f"is {shown(value)}"
 
 
-def counted(number: int, noun: str) -> str:
-    """Return `1 worker`, `2 workers`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return `1 worker`, `2 workers`. `plural`: if it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 class SchemaUnsupported(OperatorError):

@@ -35,7 +35,7 @@ def of_all_but_one() -> bool:
     class Comm:
         size = 1
 
-    with pytest.raises(ConfigurationError, match="comm has 1 ranks, but the world has 2"):
+    with pytest.raises(ConfigurationError, match="comm has 1 rank, but the world has 2"):
         basics.init(comm=Comm())
     return rt.is_initialized()
 

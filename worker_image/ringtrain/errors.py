@@ -126,6 +126,11 @@ def quoted(value: object) -> str:
     return shown(repr(value)) if isinstance(value, str) else shown(value)
 
 
+def counted(number: int, noun: str, plural: str = "") -> str:
+    """Return a number with its noun, such as `1 slot` and `2 slots`. `plural`: if it is not the noun with an s."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def some_of(names: Sequence[str]) -> str:
     """Join `names` for a message. Lists only the first few and the number of the others if there are many."""
     more = len(names) - _NAMED_MOST

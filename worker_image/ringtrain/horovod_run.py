@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
-from ringtrain.shared.formats import counted
 from ringtrain.shared.hosts import read_hostfile, read_hosts
 
 log = logging.getLogger("ringtrain")
@@ -66,7 +65,7 @@ def checked_rank_count(requested: Any, hosts: str | None, hostfile: str | None) 
     if isinstance(requested, int) and requested > there:
         raise ConfigurationError(
             f"run: np={requested}, but the hosts have only {counted(there, 'slot')}; pass hosts with at least "
-            f"{requested} slots"
+            f"{counted(requested, 'slot')}"
         )
     return requested
 

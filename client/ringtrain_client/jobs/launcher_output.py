@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from ringtrain_operator.errors import OperatorError
+from ringtrain_operator.errors import OperatorError, counted
 from ringtrain_operator.observe.pods import termination_of, view_pod
 
 from .session import ClusterAccess, Json
@@ -96,8 +96,8 @@ class MissingLauncherOutput:
 
     def __str__(self) -> str:
         return (
-            f"{self.lines} of the {self.written} lines that {self.author} wrote are no longer in the launcher's "
-            "output: its node has deleted the oldest ones"
+            f"the launcher's output lacks {self.lines} of {counted(self.written, 'line')} that {self.author} wrote: "
+            "its node has deleted the oldest ones"
         )
 
 

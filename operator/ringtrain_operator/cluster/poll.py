@@ -16,6 +16,7 @@ from datetime import datetime
 import aiohttp
 
 from ..contract import ROLE_WORKER
+from ..errors import counted
 from ..observe.model import LauncherReport, PodView
 from ..observe.pods import OtherStatusVersion, read_report
 from .api.client import ApiClient
@@ -114,8 +115,8 @@ Documents = Mapping[str, Document]
 
 def _document_text(document: Document) -> str:
     workers = document.get("workers")
-    if workers is not None:
-        return f"that {workers} workers are wanted"
+    if isinstance(workers, int):
+        return f"that the job wants {counted(workers, 'worker')}"
     return "at which sites its workers are" if "sites" in document else "what became of its pods"
 
 

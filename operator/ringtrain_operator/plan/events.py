@@ -109,7 +109,9 @@ def _auxiliary_pod_events(before: JobStatus, after: JobStatus) -> Iterator[Plann
     if was is not None and now is not None and was.replicas != now.replicas:
         fraction = before.data_workers.wait_fraction if before.data_workers is not None else None
         why = "" if fraction is None else f"; ranks wait for input {round(100 * fraction)} % of their time"
-        yield PlannedEvent("Normal", "DataWorkersScaled", f"from {was.replicas} to {now.replicas} data workers{why}")
+        yield PlannedEvent(
+            "Normal", "DataWorkersScaled", f"from {was.replicas} to {counted(now.replicas, 'data worker')}{why}"
+        )
 
 
 def _has_pods(status: JobStatus) -> bool:

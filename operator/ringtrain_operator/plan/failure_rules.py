@@ -3,6 +3,7 @@
 import re
 
 from ..contract import EXIT_BAD_CONFIGURATION
+from ..errors import counted
 from ..status.decision import Finish, Restart
 from ..status.ledger import LostPod
 from ..status.model import Failure
@@ -54,8 +55,8 @@ def judge_failure(
 
 def limit_reached_decision(s: Situation, failure: Failure) -> Finish:
     """Decide to end a job that has used all restarts of its backoffLimit."""
-    limit = s.job.spec.run_policy.backoff_limit
-    message = f"{describe_failure(failure)}; restarted {s.status.restarts} of at most {limit} times (backoffLimit)"
+    limit = counted(s.job.spec.run_policy.backoff_limit, "time")
+    message = f"{describe_failure(failure)}; restarted {s.status.restarts} of at most {limit} (backoffLimit)"
     return Finish("Failed", "BackoffLimitExceeded", message, failure)
 
 

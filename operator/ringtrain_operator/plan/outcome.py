@@ -10,6 +10,7 @@ from datetime import timedelta
 from typing import Literal
 
 from ..contract import EXIT_GANG_STOPPED, KILLED_FOR_MEMORY, ROLE_WORKER
+from ..errors import counted
 from ..observe.model import PodView
 from ..observe.pods import failure_in, termination_of
 from ..status.decision import NO_DECISION, Decision, Finish, GiveWay, Policy, PolicyResult, Restart
@@ -57,7 +58,7 @@ def success(s: Situation) -> PolicyResult:
         suffix = f"; {warning}" if isinstance(warning, str) and warning else ""
         return PolicyResult(Finish("Succeeded", "AllRanksSucceeded", f"{every} exited 0{suffix}"))
     claim = (
-        f"it reports {termination.get('ranksSucceeded')} of {termination.get('worldSize')} ranks"
+        f"it reports {termination.get('ranksSucceeded')} of {counted(termination.get('worldSize', 0), 'rank')}"
         if termination
         else "it left no termination message; check that its command is ringtrain launcher"
     )

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Set
 from typing import Any
 
 from .. import contract
-from ..errors import Problem, shown, spelling_hint
+from ..errors import Problem, counted, shown, spelling_hint
 from .base import MOST_RANKS, MOST_SLOTS, field_at
 from .job import JobSpec
 from .template import TEMPLATES, WORKER_TEMPLATES, containers_of, device_count, template_devices
@@ -215,7 +215,7 @@ def _rank_limit_problems(spec: JobSpec) -> Iterator[Problem]:
     if spec.elastic is not None:
         field, workers = "spec.elastic.maxReplicas", spec.elastic.max_replicas
     if workers * spec.slots > MOST_RANKS:
-        message = f"is {workers}, with {spec.slots} ranks each {workers * spec.slots:,} ranks"
+        message = f"is {workers}, with {counted(spec.slots, 'rank')} each {workers * spec.slots:,} ranks"
         yield Problem(field, f"{message}; expected at most {MOST_RANKS:,}: fewer workers or slotsPerWorker")
 
 

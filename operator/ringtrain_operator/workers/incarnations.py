@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta
 
 from .. import build
+from ..errors import counted
 from ..observe.model import PodView
 from ..status.decision import Begin, Decision, Enqueue, Finish, Halt
 from ..status.ledger import REMEMBERED_S, Incarnations, Loss, next_pod_time
@@ -99,4 +100,4 @@ def new_worker_losses(before: JobStatus, after: JobStatus) -> tuple[Loss, ...]:
 def avoidance_text(losses: Sequence[Loss], node: str) -> str:
     """Return a text that says why new pods avoid a node."""
     found = [loss for loss in losses if loss.suspect and loss.node == node]
-    return f"node {node} has lost {len(found)} workers, the last because {found[-1].pod} {found[-1].cause}"
+    return f"node {node} has lost {counted(len(found), 'worker')}, the last because {found[-1].pod} {found[-1].cause}"

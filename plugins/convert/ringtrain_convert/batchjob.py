@@ -38,7 +38,7 @@ from ringtrain_convert.torchrun import (
     give_torchrun_variables,
 )
 from ringtrain_convert.unsupported import PARAMETER_SERVER, RAY
-from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.errors import Invalid, Problem, counted
 from ringtrain_operator.spec.template import shape_problems
 
 Json = dict[str, Any]
@@ -278,7 +278,10 @@ def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str])
     ranks = int(found[2]) if found and found[2].isdecimal() else worker.pods
     slots, rest = divmod(ranks, worker.pods)
     if rest or not slots:
-        message = f"starts mpirun with {ranks} ranks on {worker.pods} workers: expected as many ranks on each"
+        message = (
+            f"starts mpirun with {counted(ranks, 'rank')} on {counted(worker.pods, 'worker')}: expected as "
+            "many ranks on each"
+        )
         raise Invalid([Problem(path, message)])
     made = {"replicas": worker.pods, **({"devices": devices} if devices else {}), "template": template}
     return {"backend": "mpi", "slotsPerWorker": slots, "worker": made, "launcher": {"template": launcher}}
@@ -316,5 +319,5 @@ def _batchjob_run_policy(kind: str, spec: Mapping[str, Any], role: Role, notes: 
     restarts = (spec.get("failurePolicy") or {}).get("maxRestarts") or 0
     made["backoffLimit"] = (role.retries + 1) * (whole_field(restarts, "spec.failurePolicy.maxRestarts") + 1) - 1
     if made["backoffLimit"]:
-        notes.append(f"a pod that fails starts the whole gang again, {made['backoffLimit']} times at most")
+        notes.append(f"a pod that fails starts the whole gang again, {counted(made['backoffLimit'], 'time')} at most")
     return made

@@ -20,7 +20,7 @@ from ringtrain_convert.metadata import (
 )
 from ringtrain_convert.roles import command_text
 from ringtrain_convert.source_labels import TRAINING, add_source_labels, with_texts
-from ringtrain_operator.errors import Invalid, Problem, found_text, shown
+from ringtrain_operator.errors import Invalid, Problem, counted, found_text, shown
 from ringtrain_operator.spec.pod_rules import quantity_value
 from ringtrain_operator.spec.template import shape_problems, template_devices
 
@@ -287,8 +287,8 @@ def _size_notes(made: Mapping[str, Any]) -> list[str]:
     if not found or not found[2].isdecimal() or int(found[2]) == size:
         return []
     return [
-        f"the launcher's command starts {found[2]} ranks ({found[1]}), the job has {size}: make them equal, or "
-        f"leave {found[1]} out"
+        f"the launcher's command starts {counted(int(found[2]), 'rank')} ({found[1]}), the job has {size}: make them "
+        f"equal, or leave {found[1]} out"
     ]
 
 

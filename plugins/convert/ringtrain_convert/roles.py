@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.errors import Invalid, Problem, counted
 
 Json = dict[str, Any]
 
@@ -98,4 +98,4 @@ def _value_differences(one: Any, other: Any, path: str) -> Iterator[str]:
 
 def _size_text(pod: ConvertedPod) -> str:
     devices = " and ".join(f"{count} {name}" for name, count in sorted(pod.devices.items())) or "no devices"
-    return f"{devices} for {pod.slots} rank{'s' if pod.slots > 1 else ''}"
+    return f"{devices} for {counted(pod.slots, 'rank')}"

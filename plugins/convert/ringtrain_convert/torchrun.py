@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ringtrain_convert.mpijob import whole_field
+from ringtrain_operator.errors import counted
 
 # Options without a value.
 _FLAGS = {"--standalone", "--run-path", "--virtual-local-rank", "--module", "--no-python", "-m"}
@@ -197,7 +198,7 @@ def elastic_section(spec: Mapping[str, Any], workers: int, notes: list[str]) -> 
         return {}
     least, most = sizes[0], sizes[-1]  # one stands for both (pytorch_defaults.go)
     if not least <= workers <= most:
-        notes.append(f"{path} is left out: the job has {workers} pods, expected {least} to {most}")
+        notes.append(f"{path} is left out: the job has {counted(workers, 'pod')}, expected {least} to {most}")
         return {}
     notes.append(f"{path} becomes elastic: with {least} to {most} workers, and onLoss: Restart, as torchrun does")
     return {"elastic": {"minReplicas": least, "maxReplicas": most, "onLoss": "Restart"}}

@@ -31,7 +31,7 @@ from ringtrain_convert.torchrun import (
 )
 from ringtrain_convert.unsupported import PARAMETER_SERVER
 from ringtrain_operator.contract import API_VERSION, KIND
-from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.errors import Invalid, Problem, counted
 from ringtrain_operator.spec.template import shape_problems
 
 _VERSION = "kubeflow.org/v1"
@@ -299,7 +299,9 @@ def _trainingjob_run_policy(
         return made
     each = ", ".join(f"{role} {policy}" for role, policy in given.items())
     about = f"restartPolicy ({each}) is left out: " if given else ""
-    notes.append(f"{about}a failure of any code starts the whole gang again, {made['backoffLimit']} times at most")
+    notes.append(
+        f"{about}a failure of any code starts the whole gang again, {counted(made['backoffLimit'], 'time')} at most"
+    )
     return made
 
 

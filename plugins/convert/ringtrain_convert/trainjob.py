@@ -27,7 +27,7 @@ from ringtrain_convert.trainer_processes import (
     trainer_process_count,
     trainer_process_source_of,
 )
-from ringtrain_operator.errors import Invalid, Problem, found_text
+from ringtrain_operator.errors import Invalid, Problem, counted, found_text
 from ringtrain_operator.spec.template import shape_problems
 
 GROUP = "trainer.kubeflow.org"
@@ -296,8 +296,8 @@ def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]]
     made["backoffLimit"] = (retries + 1) * (restarts + 1) - 1
     if made["backoffLimit"]:
         reader.notes.append(
-            f"a pod that fails starts the whole gang again, {made['backoffLimit']} times at most, in "
-            f"place of {retries} retries of a Job and {restarts} restarts of the JobSet"
+            f"a pod that fails starts the whole gang again, {counted(made['backoffLimit'], 'time')} at most, in "
+            f"place of {counted(retries, 'retry', 'retries')} of a Job and {counted(restarts, 'restart')} of the JobSet"
         )
     return made
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ringtrain.data import Batch
-from ringtrain.errors import DataError
+from ringtrain.errors import DataError, counted
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class LoadedBatch(Batch):
         for name, array in self.arrays.items():
             if array.ndim == 0 or len(array) != self.indices.size:
                 raise DataError(
-                    f"micro_batches: array {name!r} is of shape {array.shape} for {self.indices.size} samples; "
-                    "expected one entry for each sample"
+                    f"micro_batches: array {name!r} is of shape {array.shape} for "
+                    f"{counted(self.indices.size, 'sample')}; expected one entry for each sample"
                 )
         return loaded(part, {name: array[at] for name, array in self.arrays.items()})
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import grpc
 
+from ringtrain.errors import counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.data_members import DataMember, DataMemberAnnouncer
@@ -112,9 +113,9 @@ def run_data_worker(config: DataWorkerConfig, environment: Mapping[str, str]) ->
         )
         stack.callback(server.close)
         log.info(
-            "data worker %d has started %d loader processes and listens on port %d",
+            "data worker %d has started %s and listens on port %d",
             config.index,
-            config.slots,
+            counted(config.slots, "loader process", "loader processes"),
             server.port,
         )
         if config.launcher_address:

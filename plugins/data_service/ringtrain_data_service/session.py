@@ -16,7 +16,7 @@ import grpc
 
 from ringtrain import is_initialized
 from ringtrain.adapter import current_world
-from ringtrain.errors import DataError
+from ringtrain.errors import DataError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DataAddress, read_members
 from ringtrain.shared.rpc import RpcPeer, dial
@@ -134,7 +134,7 @@ class DataWorkerSession:
         given_back = self._leases.leave(link)
         self._problem = f"data worker {link.member.index} at {link.member.address}: {problem}"
         if not self._closed.is_set():
-            log.info("%s; sending its %d requests to other data workers", self._problem, len(given_back))
+            log.info("%s; sending %s to other data workers", self._problem, counted(len(given_back), "request"))
         self._assign()
 
     def _watch(self) -> None:
@@ -185,7 +185,7 @@ class DataWorkerSession:
         problem = f" (last: {self._problem})" if self._problem else ""
         if not self._known and not self._leases.workers:
             return f"no data worker is registered in {self._settings.members_file}{problem}"
-        return f"{self._leases.workers} of {len(self._known)} data workers can be reached{problem}"
+        return f"{self._leases.workers} of {counted(len(self._known), 'data worker')} can be reached{problem}"
 
 
 def _data_stream_rank() -> Any:

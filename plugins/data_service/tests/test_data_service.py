@@ -227,8 +227,8 @@ def test_all_lost(
     workers.kill(0)
     with caplog.at_level(logging.WARNING), pytest.raises(DataError) as error:
         next(stream)
-    assert re.search(r"rank 0: no input for 3 s \(indices .*\): 0 of 1 data workers can be reached", str(error.value))
-    assert re.search(r"rank 0 has waited [12] s for input: 0 of 1 data workers can be reached \(last: ", caplog.text)
+    assert re.search(r"rank 0: no input for 3 s \(indices .*\): 0 of 1 data worker can be reached", str(error.value))
+    assert re.search(r"rank 0 has waited [12] s for input: 0 of 1 data worker can be reached \(last: ", caplog.text)
     monkeypatch.setenv("RINGTRAIN_STALL_TIMEOUT", "60")
     workers.replace(0)
     assert len(list(distribute("support.loaders:squares", one_rank(), epoch=0))) == 25

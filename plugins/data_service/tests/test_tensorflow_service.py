@@ -348,7 +348,7 @@ def arguments_that_contradict_each_other() -> None:
     two, one = made_config(Path()), made_config(Path(), dispatchers=1)
     wrong: list[tuple[str, Callable[[], object]]] = [
         ("2 dispatchers, but training has 3 ranks", lambda: send_to_data_service(dataset, two, 0, 3)),
-        ("2 dispatchers, but training has 1 ranks", lambda: send_to_data_service(dataset, two, 0, 1)),
+        ("2 dispatchers, but training has 1 rank", lambda: send_to_data_service(dataset, two, 0, 1)),
         ("training has 3 ranks or more", lambda: tf_data_service(two, 2).__enter__()),
         ("rank is 2; expected a training rank", lambda: send_to_data_service(dataset, one, 2, 2)),
         (

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringtrain import timeline
 from ringtrain.adapter import Array
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.optim import HostOptimizer
 from ringtrain.step_time import REDUCTION, mark_background_thread
 
@@ -43,7 +43,8 @@ class DiLoCoSchedule:
         if not 0 <= self.overlap_steps < interval:
             raise ConfigurationError(
                 f"DiLoCo: overlap_steps is {self.overlap_steps}; expected 0 to {interval - 1}: with {self.fragments} "
-                f"fragments and sync_every={self.sync_every} the next synchronization is {interval} steps later"
+                f"fragments and sync_every={self.sync_every} the next synchronization is {counted(interval, 'step')} "
+                "later"
             )
         if not 0 <= self.mix <= 1:
             raise ConfigurationError(

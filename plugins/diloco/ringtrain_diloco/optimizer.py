@@ -23,7 +23,7 @@ from ringtrain.adapter import (
     drain_before_leaving,
 )
 from ringtrain.adapter.state import StatefulObject
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.optim.rules import Nesterov, Rule, check_rule
 from ringtrain.report import add_to_reports
 from ringtrain.step_time import REDUCTION
@@ -133,7 +133,7 @@ class DiLoCo(SavedDiLoCo):
         if not self._every_site_alike and (elastic or len(schedules) != len(chosen.ranks)):
             raise ConfigurationError(
                 f"DiLoCo: sync_every is {sync_every}; expected one number, or, without elastic, one for each of "
-                f"{len(chosen.ranks)} sites"
+                f"{counted(len(chosen.ranks), 'site')}"
             )
         self._schedule = schedules[0 if self._every_site_alike else chosen.own]
         self._elastic, self._takes_sites_of_world = elastic, elastic and sites is None and group is None

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 import click
 
-from ringtrain.shared.formats import counted
+from ringtrain.errors import counted
 from ringtrain_job.cli.runs import STATE_COLOURS, Run, find_run, find_runs, no_runs_text, runs_option
 from ringtrain_job.launcher.summary import KILLED
 from ringtrain_job.logs.fields import printable_text

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ringtrain.errors import counted
 from ringtrain_job.logs.fields import open_existing
 
 _CHUNK: Final = 1 << 20
@@ -106,7 +107,8 @@ def log_window_after(path: Path, wanted: WantedPageLines, begin: int) -> PageLog
 
 def shortened_line(line: str) -> str:
     """Return the first LINE_CHARS characters of a line; if it is longer, append the number of omitted characters."""
-    return line if len(line) <= LINE_CHARS else f"{line[:LINE_CHARS]} … ({len(line) - LINE_CHARS} more characters)"
+    more = len(line) - LINE_CHARS
+    return line if more <= 0 else f"{line[:LINE_CHARS]} … ({counted(more, 'more character')})"
 
 
 def _last_line_end(log: Any, position: int) -> int:

@@ -12,7 +12,7 @@ from urllib.parse import quote, unquote
 
 import click
 
-from ringtrain.shared.formats import counted
+from ringtrain.errors import counted
 from ringtrain.shared.ports import PortTaken
 from ringtrain_job.cli.runs import Run, find_run, find_runs, runs_option
 from ringtrain_job.launcher.http import HttpServer

@@ -11,7 +11,7 @@ import tensorflow as tf
 from ringtrain import broadcast_, elastic, rank
 from ringtrain.adapter import can_travel, current_world, join
 from ringtrain.elastic import ObjectState, StateHandler
-from ringtrain.errors import MismatchError
+from ringtrain.errors import MismatchError, counted
 from ringtrain_tensorflow.gradients import identity
 from ringtrain_tensorflow.objects import TENSORFLOW_VALUES
 
@@ -113,7 +113,7 @@ def _variables_difference(expected: list[Any], found: list[Any]) -> str:
     for one, other in zip(expected, found, strict=False):
         if one[1:] != other[1:]:
             return f"{one[0]} as {one[1]} {one[2]} on rank 0 and {other[0]} as {other[1]} {other[2]}"
-    return f"{len(expected)} variables on rank 0 and {len(found)}"
+    return f"{counted(len(expected), 'variable')} on rank 0 and {len(found)}"
 
 
 def _variable_dtype(variable: Any) -> str:

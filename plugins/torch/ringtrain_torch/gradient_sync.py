@@ -19,7 +19,7 @@ import torch
 
 from ringtrain import Average, ProcessSet, Sum, rank, timeline
 from ringtrain.adapter import NamedCollective, NamedReduction, current_world, members, trains_alone
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain_torch.bridge import to_tensor
 from ringtrain_torch.buckets import Param, TorchBucketMemory, cut_at, cut_buckets
 from ringtrain_torch.compression import Compressor
@@ -228,7 +228,7 @@ class TorchGradientSync:
         if bucket.under_way:
             raise AssertionError(
                 f"the gradient of {member.name!r} was computed more than backward_passes_per_step = "
-                f"{self._passes} times before step(), unlike in earlier steps; call "
+                f"{counted(self._passes, 'time')} before step(), unlike in earlier steps; call "
                 "optimizer.set_backward_passes_per_step() before the number of passes changes"
             )
         self._began_ns = self._began_ns or time.perf_counter_ns()

@@ -7,7 +7,7 @@ from typing import Any, Final, NoReturn
 import numpy as np
 import torch
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.optim import HostOptimizer
 from ringtrain.optim.slots import FEEDBACK, MASTER, MISSED, WEIGHTS
 from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
@@ -181,8 +181,9 @@ class TorchHostState:
         here = [param for group in self._groups for param in group["params"]]
         if len(saved) != len(here):
             raise ConfigurationError(
-                f"the saved state has {len(saved)} parameters in {len(state_dict['param_groups'])} groups, but this "
-                f"optimizer has {len(here)} in {len(self._groups)}; build the model and the groups that were saved"
+                f"the saved state has {counted(len(saved), 'parameter')} in "
+                f"{counted(len(state_dict['param_groups']), 'group')}, but this optimizer has {len(here)} in "
+                f"{len(self._groups)}; build the model and the groups that were saved"
             )
         for index, param in zip(saved, here, strict=True):
             yield names[id(param)], state_dict["state"].get(index, {})

@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ringtrain import global_process_set, is_initialized
 from ringtrain.adapter import members
+from ringtrain.errors import counted
 from ringtrain_torch.gather import allgather
 
 
@@ -54,7 +55,7 @@ class SyncBatchNorm(_BatchNorm):
 
     def _check_input_dim(self, input: torch.Tensor) -> None:
         if input.dim() < 2:
-            raise ValueError(f"SyncBatchNorm: input has {input.dim()} dimensions; expected (N, C, ...)")
+            raise ValueError(f"SyncBatchNorm: input has {counted(input.dim(), 'dimension')}; expected (N, C, ...)")
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
         self._check_input_dim(input)

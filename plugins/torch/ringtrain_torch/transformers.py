@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 import ringtrain_torch as hvd
+from ringtrain.errors import counted
 
 if absent := [name for name in ("transformers", "accelerate") if importlib.util.find_spec(name) is None]:
     raise ModuleNotFoundError(
@@ -52,8 +53,9 @@ class Trainer(_Trainer):
         super().__init__(*args, **options)
         if self.accelerator.num_processes != hvd.size():
             raise RuntimeError(
-                f"Trainer: accelerate trains with {self.accelerator.num_processes} processes, but this world has "
-                f"{hvd.size()} ranks; start the script with `ringtrain run` or as a job, which set RANK and WORLD_SIZE"
+                f"Trainer: accelerate trains with {counted(self.accelerator.num_processes, 'process', 'processes')}, "
+                f"but this world has {counted(hvd.size(), 'rank')}; start the script with `ringtrain run` or as a "
+                "job, which set RANK and WORLD_SIZE"
             )
 
     def create_accelerator_and_postprocess(self) -> None:

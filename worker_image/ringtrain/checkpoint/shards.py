@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain._core.wire.dtypes import dtype_of
 from ringtrain.checkpoint.format import DamagedCheckpoint
-from ringtrain.errors import ConfigurationError, ObjectMissing
+from ringtrain.errors import ConfigurationError, ObjectMissing, counted
 from ringtrain.shared.storage import ObjectStore
 
 VERSION = 1
@@ -289,6 +289,6 @@ def _check_whole_arrays(arrays: Mapping[str, Any], pieces: list[CheckpointPiece]
     for name, described in arrays.items():
         if reached[name] < prod(described["shape"]):
             raise DamagedCheckpoint(
-                f"array {name} has {prod(described['shape'])} elements, but no rank has written "
+                f"array {name} has {counted(prod(described['shape']), 'element')}, but no rank has written "
                 f"element {reached[name]}; every rank must pass its part"
             )

@@ -28,7 +28,7 @@ from ringtrain import (
     timeline,
 )
 from ringtrain.adapter import current_world
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.errors import RingtrainError as HorovodInternalError
 
 __all__ = [
@@ -120,7 +120,7 @@ def _check_comm(comm: Any) -> None:
     given, ranks = len(comm) if isinstance(comm, Sequence) else comm.size, size()
     if given != ranks:
         raise ConfigurationError(
-            f"init: comm has {given} ranks, but the world has {ranks}; pass comm=None, and use a "
+            f"init: comm has {counted(given, 'rank')}, but the world has {ranks}; pass comm=None, and use a "
             "ProcessSet for a part of the world"
         )
 

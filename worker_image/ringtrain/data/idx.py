@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ringtrain.errors import DataError
+from ringtrain.errors import DataError, counted
 
 TYPES = {0x08: ">u1", 0x09: ">i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 # Supported by every version of numpy.
@@ -99,7 +99,8 @@ def _labelled_images(directory: Path, part: str) -> Labelled:
             )
     if len(images) != len(labels):
         raise DataError(
-            f"{image_file} has {len(images)} images and {label_file} has {len(labels)} labels; use matching files"
+            f"{image_file} has {counted(len(images), 'image')} and {label_file} has {counted(len(labels), 'label')}; "
+            "use matching files"
         )
     return Labelled(images, labels)
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ringtrain._core.process_groups.draws import note_process_group_epoch
 from ringtrain._core.process_groups.process_sets import group_of
-from ringtrain.errors import ConfigurationError, DataError, kind_of
+from ringtrain.errors import ConfigurationError, DataError, counted, kind_of
 
 log = logging.getLogger(__name__)
 
@@ -93,10 +93,10 @@ class Shard:
     def describe(self) -> str:
         """Return a line of text with the global batch, the number of steps, and the treatment of the last samples."""
         rest = self.samples % self.global_batch
-        tail = f", the last of {rest} samples {self.last}" if rest else ""
+        tail = f", the last of {counted(rest, 'sample')} {self.last}" if rest else ""
         return (
-            f"global batch: {self.global_batch} = {self.batch_size} per rank x {self.size} ranks; "
-            f"{self.samples} samples, {self.steps} steps an epoch{tail}"
+            f"global batch: {self.global_batch} = {self.batch_size} per rank x {counted(self.size, 'rank')}; "
+            f"{counted(self.samples, 'sample')}, {counted(self.steps, 'step')} an epoch{tail}"
         )
 
     def epoch(self, epoch: int, start: int = 0, *, consumed: int = 0) -> Iterator[Batch]:
@@ -192,8 +192,9 @@ def shard(
     made = Shard(count, batch_size, rank, size, seed, shuffle, last)
     if made.steps < 1:
         raise DataError(
-            f"{count} samples are too few for a step: the global batch is {made.global_batch} ({batch_size} on each of "
-            f'{size} ranks), and last is "{last}"; use last="padded", a smaller batch_size or more data'
+            f"{counted(count, 'sample')} can't fill a step: the global batch is {made.global_batch} ({batch_size} on "
+            f'each of {counted(size, "rank")}), and last is "{last}"; use last="padded", a smaller batch_size or more '
+            "data"
         )
     log.debug("rank %d: %s", rank, made.describe())
     return made

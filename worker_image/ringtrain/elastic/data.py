@@ -11,7 +11,7 @@ import numpy as np
 
 from ringtrain._core.process_groups.context import current, current_or_none
 from ringtrain.data.shard import Batch, Shard, number_of
-from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.errors import ConfigurationError, DataError, counted
 
 
 @dataclass(frozen=True)
@@ -151,8 +151,9 @@ class ElasticShard:
         with self._lock:
             if batch.consumed <= self._consumed:
                 raise ConfigurationError(
-                    f"used: the batch ends at sample {batch.consumed} of the epoch, but {self._consumed} "
-                    "samples of it are used already; pass each batch of batches() once, in order"
+                    f"used: the batch ends at sample {batch.consumed} of the epoch, but "
+                    f"{counted(self._consumed, 'sample')} of it were used already; pass each batch of batches() "
+                    "once, in order"
                 )
             self._consumed = batch.consumed
 
@@ -169,8 +170,8 @@ class ElasticShard:
     def describe(self) -> str:
         """Return the position in the epoch, global batch and world size in one line."""
         return (
-            f"epoch {self._epoch}, {self._consumed} of {self._order.samples} samples used, global batch "
-            f"{self._global_batch()} on {current().config.place.size} ranks"
+            f"epoch {self._epoch}, {self._consumed} of {counted(self._order.samples, 'sample')} used, global batch "
+            f"{self._global_batch()} on {counted(current().config.place.size, 'rank')}"
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -254,5 +255,7 @@ def shard(
     if last not in ("weighted", "dropped"):
         raise ConfigurationError(f'last is "{last}"; expected weighted or dropped')
     if count < (batch.samples if last == "dropped" else 1):
-        raise DataError(f"{count} samples are too few for a step of {batch.samples}; use more data or a smaller batch")
+        raise DataError(
+            f"{counted(count, 'sample')} can't fill a step of {batch.samples}; use more data or a smaller batch"
+        )
     return ElasticShard(Shard(count, 1, 0, 1, seed, shuffle, last), batch)

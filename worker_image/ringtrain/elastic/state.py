@@ -19,7 +19,7 @@ from ringtrain.elastic.composition import make_participants
 from ringtrain.elastic.handlers import HandlerPairs
 from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.participants import Participant, extensions
-from ringtrain.errors import ConfigurationError, MismatchError, NotRestored
+from ringtrain.errors import ConfigurationError, MismatchError, NotRestored, counted
 
 log = logging.getLogger("ringtrain")
 
@@ -91,8 +91,9 @@ class State:
             ahead, undoable = participant.steps_ahead, participant.undoable
             if ahead is not None and undoable is not None and ahead > undoable:
                 raise ConfigurationError(
-                    f"State.commit: {name!r} has made {ahead} updates since the last commit; call commit() after every "
-                    "update: a host optimizer can undo only one. After load_state_dict() call save() of the state first"
+                    f"State.commit: {name!r} has made {counted(ahead, 'update')} since the last commit; call commit() "
+                    "after every update: a host optimizer can undo only one. After load_state_dict() call save() of "
+                    "the state first"
                 )
         self._committed += 1
         self.save()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from ringtrain.errors import ConfigurationError, some_of
+from ringtrain.errors import ConfigurationError, counted, some_of
 from ringtrain.optim.arenas import ParameterArenas
 from ringtrain.optim.arguments import SUPPORTED, OptimizerSettings, without_mask
 from ringtrain.optim.layout import HALF_TYPES, Layout, ParamSpec
@@ -137,9 +137,10 @@ class GradientInbox:
             missing = [spec.name for spec in self._layout.specs if spec.name not in self._arrived]
             if missing:
                 raise ConfigurationError(
-                    f"{self._me}: step() was called with {len(missing)} of {len(self._layout.specs)} gradients "
-                    f"missing: {_listed_inbox_parameters(missing)}; submit a gradient for every parameter (None for "
-                    f"one that this batch does not use), or exclude the parameter from the optimizer"
+                    f"{self._me}: step() was called with {len(missing)} of "
+                    f"{counted(len(self._layout.specs), 'gradient')} missing: {_listed_inbox_parameters(missing)}; "
+                    f"submit a gradient for every parameter (None for one that this batch does not use), or exclude "
+                    "the parameter from the optimizer"
                 )
 
     def end_micro_step(self) -> bool:
@@ -200,7 +201,7 @@ class GradientInbox:
         if self._settings.check_finite and not np.isfinite(gradient).all():
             bad = np.flatnonzero(~np.isfinite(gradient))
             raise ConfigurationError(
-                f'{self._me}: gradient "{spec.name}" has {bad.size} of {gradient.size} values that are not '
+                f'{self._me}: gradient "{spec.name}" has {bad.size} of {counted(gradient.size, "value")} that are not '
                 f"finite, the first at flat index {bad[0]} ({gradient.reshape(-1)[bad[0]]}); lower the learning "
                 f"rate, clip, or look for a division by zero in the loss"
             )

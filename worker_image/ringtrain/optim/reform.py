@@ -11,7 +11,7 @@ from itertools import pairwise
 import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat
-from ringtrain.errors import ConfigurationError, MismatchError, StateLost
+from ringtrain.errors import ConfigurationError, MismatchError, StateLost, counted
 from ringtrain.optim.cut import OptimizedModel, OptimizerCut, UnjoinedOptimizerGroup, make_cut
 from ringtrain.optim.layout import Bucket
 from ringtrain.optim.mirror import OptimizerShardMirror
@@ -141,7 +141,9 @@ def _exchange_members(
     }  # fmt: skip
     reported = group.allgather_object(brought, "reform")
     if len(former) != group.size:
-        raise ConfigurationError(f"reform: former is {list(former)}; expected one entry for each of {group.size} ranks")
+        raise ConfigurationError(
+            f"reform: former is {list(former)}; expected one entry for each of {counted(group.size, 'rank')}"
+        )
     if all(rank is None for rank in former) and not any(other["joined"] for other in reported):
         former = [0, *former[1:]]  # nobody was in a world: rank 0's state is used, as in the first world
     survivors = [rank for rank, before in enumerate(former) if before is not None]

@@ -11,7 +11,7 @@ import numpy as np
 
 from ringtrain._core.process_groups.group import CollectiveGroup, Flat
 from ringtrain._core.reduction.cuts import ArrayPart, ReadableArray, elements_of_cut
-from ringtrain.errors import ConfigurationError, MismatchError
+from ringtrain.errors import ConfigurationError, MismatchError, counted
 from ringtrain.optim.layout import Bucket, ParamSpec
 from ringtrain.optim.mirror import OptimizerShardMirror
 from ringtrain.optim.slots import FEEDBACK, MISSED, WEIGHTS
@@ -234,8 +234,9 @@ def _check_array(context: UpdateContext, spec: ParamSpec, slot: str, state: Mapp
     expected = (size, *spec.shape) if spec.local else spec.shape
     if spec.local and array.shape[:1] != (size,):
         raise ConfigurationError(
-            f'parameter "{spec.name}" is local and was saved by {state["size"]} ranks; it cannot be loaded by '
-            f"{size}: run with {state['size']} ranks, or synchronise the parameter"
+            f'parameter "{spec.name}" is local and was saved by {counted(state["size"], "rank")}; it cannot be '
+            "loaded by "
+            f"{size}: run with {counted(state['size'], 'rank')}, or synchronise the parameter"
         )
     if array.shape != expected or (slot == WEIGHTS and array.dtype != spec.dtype):
         raise ConfigurationError(
@@ -268,7 +269,7 @@ def _compare_models(rank: int, other: Mapping[str, list[str]], root: Mapping[str
     if len(other["names"]) != len(root["names"]):
         odd = sorted(set(other["names"]) ^ set(root["names"]))[:5]
         raise MismatchError(
-            f"rank {rank} has registered {len(other['names'])} parameters, but rank 0 has registered "
+            f"rank {rank} has registered {counted(len(other['names']), 'parameter')}, but rank 0 has registered "
             f"{len(root['names'])}; only one of these ranks has {odd}; every rank must build the same model"
         )
     for index, (name, root_name) in enumerate(zip(other["names"], root["names"], strict=True)):

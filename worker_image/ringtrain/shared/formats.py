@@ -20,8 +20,3 @@ def clean_json(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [clean_json(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def counted(count: int, noun: str) -> str:
-    """Return a number with its noun, such as `1 slot` and `2 slots`."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

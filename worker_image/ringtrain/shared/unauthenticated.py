@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from ringtrain.errors import counted
+
 # Limit of unauthenticated connections on each port: a peer authenticates within milliseconds.
 MOST_UNAUTHENTICATED: Final = 64
 # Time in which a peer must authenticate.
@@ -107,4 +109,4 @@ class RateLimitedWarnings:
                 return
             self._logged += 1
             left_out, self._left_out = self._left_out, 0
-        self._warn(f"{line} ({left_out} more such lines were omitted)" if left_out else line)
+        self._warn(f"{line} ({counted(left_out, 'more such line')} omitted)" if left_out else line)

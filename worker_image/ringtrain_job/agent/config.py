@@ -4,7 +4,7 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.errors import ConfigurationError, counted, quoted
 from ringtrain.shared import contract
 from ringtrain.shared.settings import Settings, address, choice, flag, integer, part, seconds, tcp_port, text
 from ringtrain_job.control.settings import PodSettings
@@ -66,7 +66,8 @@ class AgentConfig(PodSettings):
         for name, base in bases.items():
             if base + self.slots > 65536:
                 raise ConfigurationError(
-                    f"{name}={base}: the {self.slots} ports from {base} on exceed 65535; choose a lower port"
+                    f"{name}={base}: {counted(self.slots, 'port')} from {base} on would exceed 65535; choose a lower "
+                    "port"
                 )
 
     @property

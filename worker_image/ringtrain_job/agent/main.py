@@ -14,7 +14,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.processes import become_subreaper, signal_handler
 from ringtrain_job.agent.config import LEAVE_S, AgentConfig
@@ -63,7 +63,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         ending = Lifecycle(config, pod, events).run()
         lost = _print_unsent_lines(pod.unshipped())
         if lost:
-            log.error("the launcher did not store %d log lines; they are printed above", lost)
+            log.error("the launcher did not store %s, only printed above", counted(lost, "log line"))
         message = termination_message(ending.verdict, config.job.attempt, config.world_size, lost_log_lines=lost)
         write_termination_message(config.termination, message)
     return ending.exit_code

@@ -13,6 +13,7 @@ from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from typing import BinaryIO
 
+from ringtrain.errors import counted
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.records import count_records
 from ringtrain_job.logs.store import LogChunk
@@ -136,9 +137,8 @@ class LogSpool:
         count = self._unsaid[stream, rank]
         if not count:
             return
-        what = "lines" if stream is LogStream.LOG else "reports"
         text = (
-            f"[ringtrain] {count} {what} of rank {rank} were dropped: "
+            f"[ringtrain] dropped {counted(count, 'line' if stream is LogStream.LOG else 'report')} of rank {rank}: "
             "the launcher did not receive them in time and the agent's queue was full\n"
         ).encode()
         if self._store(LogStream.LOG, rank, 1, text, force=force):

@@ -12,6 +12,7 @@ import click
 
 import ringtrain as rt
 from ringtrain.bench_rank import measure
+from ringtrain.errors import counted
 from ringtrain.shared import contract
 from ringtrain_job.agent.rank_env import MALLOC
 
@@ -58,6 +59,7 @@ def parse_size(text: str) -> int:
 def _bench_line(result: dict[str, Any]) -> str:
     low, middle, high = (1e3 * result[f"{name}_s"] for name in ("quartile1", "median", "quartile3"))
     return (
-        f"{result['ranks']} ranks, {result['bytes']} bytes over {result['path']}: {middle:.3f} ms (quartiles {low:.3f} "
-        f"… {high:.3f}), bus {result['bus_bytes_per_s'] / 1e9:.2f} GB/s, {result['cpu_s_per_gb']:.2f} CPU s/GB"
+        f"{counted(result['ranks'], 'rank')}, {result['bytes']} bytes over {result['path']}: {middle:.3f} ms "
+        f"(quartiles {low:.3f} … {high:.3f}), bus {result['bus_bytes_per_s'] / 1e9:.2f} GB/s, "
+        f"{result['cpu_s_per_gb']:.2f} CPU s/GB"
     )

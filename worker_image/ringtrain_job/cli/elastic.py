@@ -11,9 +11,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
-from ringtrain.shared.formats import counted
 from ringtrain.shared.hosts import LOCAL, Host, own_names
 from ringtrain_job.cli.elastic_hosts import ChangingHosts
 from ringtrain_job.cli.horovod_values import HorovodrunValues
@@ -214,7 +213,7 @@ def _check_loss(on_loss: str, low: int, ranks: int, options: ElasticCommandOptio
         return
     if low >= ranks:
         raise click.UsageError(
-            f"--on-loss Shrink: with --min-np {low} none of the {ranks} ranks may be lost; use a --min-np below -np"
+            f"--on-loss Shrink: with -np {ranks} and --min-np {low} no rank may be lost; use a --min-np below -np"
         )
     if options.replace_timeout_s is not None:
         raise click.UsageError(

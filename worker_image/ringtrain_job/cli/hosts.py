@@ -5,8 +5,7 @@ from dataclasses import replace
 
 import click
 
-from ringtrain.errors import ConfigurationError, shown
-from ringtrain.shared.formats import counted
+from ringtrain.errors import ConfigurationError, counted, shown
 from ringtrain.shared.hosts import LOCAL, Host, read_hostfile, read_hosts
 from ringtrain.shared.slurm import node_names, tasks_of_nodes
 
@@ -53,7 +52,8 @@ def allocated_hosts(env: Mapping[str, str]) -> list[Host]:
         nodes, tasks = node_names("SLURM_JOB_NODELIST", env), tasks_of_nodes("SLURM_TASKS_PER_NODE", env)
         if len(nodes) != len(tasks):
             raise ConfigurationError(
-                f"SLURM_TASKS_PER_NODE is {shown(env['SLURM_TASKS_PER_NODE'])}, expected numbers for {len(nodes)} nodes"
+                f"SLURM_TASKS_PER_NODE is {shown(env['SLURM_TASKS_PER_NODE'])}, expected numbers for "
+                f"{counted(len(nodes), 'node')}"
             )
         return [Host(*place) for place in zip(nodes, tasks, strict=True)]
     except ConfigurationError as exc:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ringtrain.errors import in_ranges
+from ringtrain.errors import counted, in_ranges
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.settings import Settings, integer, path, text
@@ -73,7 +73,7 @@ def logs(
         if not (of_pod or following or path.exists()):
             written = (read_outcome(files) or {}).get("rankLogLines") or ()
             if rank < len(written) and written[rank]:
-                raise LogMissing(f"{path} is missing; the rank has printed {written[rank]} lines")
+                raise LogMissing(f"{path} is missing; the rank has printed {counted(written[rank], 'line')}")
             print(f"rank {rank} has printed nothing", file=sys.stderr)
     start = 0 if tail is None else log_tail_position(path, tail)
     goes_on = following and present

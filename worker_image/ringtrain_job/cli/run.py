@@ -11,6 +11,7 @@ from pathlib import Path
 
 import click
 
+from ringtrain.errors import counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import Host
@@ -226,7 +227,7 @@ def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
 
 def _starting_text(ranks: int, hosts: int) -> str:
     where = f" on {hosts} hosts" if hosts > 1 else ""
-    return f"starting {ranks} {'ranks' if ranks > 1 else 'rank'}{where}"
+    return f"starting {counted(ranks, 'rank')}{where}"
 
 
 def _run_program(command: Sequence[str]) -> str:
@@ -243,7 +244,7 @@ def _run_local_job(
         level = level_of(environment, verbose)
         grace_s = AgentConfig.from_env(environment).save_s
         launcher = start_launcher(stack, environment, level, words)
-        signals = forward_run_signals(stack, launcher, f"{ranks} ranks" if ranks > 1 else "1 rank", grace_s)
+        signals = forward_run_signals(stack, launcher, counted(ranks, "rank"), grace_s)
         environment = environment_without_token(environment)
         start_data_workers(stack, environment, command, level)
         ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"

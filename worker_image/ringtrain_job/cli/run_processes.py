@@ -13,7 +13,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
@@ -220,7 +220,7 @@ def run_exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) 
     `code`: exit code of ranks and launcher. `signals`: signals that the run has received.
     """
     if lost:
-        print_line(f"{lost} log lines could not be written to {directory}; they are printed above", fg="red")
+        print_line(f"{counted(lost, 'log line')} could not be written to {directory}, only printed above", fg="red")
     return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
 
 

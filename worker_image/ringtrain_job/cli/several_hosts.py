@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
+from ringtrain.errors import counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import Host
@@ -69,7 +70,7 @@ def run_on_hosts(
         start_end = time.monotonic() + config.start_timeout_s
         for agent, _ in reached:
             agent.started(start_end)
-        ranks = f"{config.world_size} ranks on {len(hosts)} hosts"
+        ranks = f"{counted(config.world_size, 'rank')} on {counted(len(hosts), 'host')}"
         signals = forward_run_signals(stack, launcher, ranks, config.save_s)
         # The launcher detects a lost agent after a quarter of the timeout, then stops the others.
         code = wait_for_run_processes(launcher, agents, 2 * config.timeout_s + AGENT_S)

@@ -90,6 +90,6 @@ def registration_mismatch(config: LauncherConfig, registration: Registration) ->
         if theirs != ours:
             return Refusal(f"{what} is {theirs} at the worker, but {ours} at the launcher", misconfigured=True)
     if not 0 <= registration.worker_index < config.workers:
-        reason = f"worker index {registration.worker_index} is not one of the {config.workers} workers (from 0)"
+        reason = f"worker index is {registration.worker_index}; expected 0 to {config.workers - 1}"
         return Refusal(reason, misconfigured=True)
     return None

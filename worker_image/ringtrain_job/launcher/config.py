@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.errors import ConfigurationError, counted, quoted
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.settings import Settings, choice, integer, path, seconds, setting, switch, tcp_port, text
@@ -45,7 +45,7 @@ def _read_sites(env: EnvironmentVariables, workers: int) -> tuple[str, ...]:
     sites = tuple(said.split(",")) if said else ()
     if sites and len(sites) != workers:
         raise ConfigurationError(
-            f"{contract.ENV_WORKER_SITES} has {len(sites)} names; expected {workers}, one for each worker"
+            f"{contract.ENV_WORKER_SITES} has {counted(len(sites), 'name')}; expected {workers}, one for each worker"
         )
     return sites
 

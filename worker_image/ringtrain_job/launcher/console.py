@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final
 
+from ringtrain.errors import counted
 from ringtrain.shared.formats import duration
 from ringtrain_job.launcher.throughput import (
     Progress,
@@ -118,7 +119,7 @@ class Console:
                 self._left_out += text.count(b"\n")
                 return
             if self._left_out:
-                self._queue(b"[ringtrain] %d lines were not shown here; they are in job.log\n" % self._left_out)
+                self._queue(_omission_line(self._left_out))
                 self._left_out = 0
             self._queue(text)
 
@@ -147,7 +148,7 @@ class Console:
         """
         with self._changed:
             if self._left_out and self._error is None:
-                self._queue(b"[ringtrain] %d lines were not shown here; they are in job.log\n" % self._left_out)
+                self._queue(_omission_line(self._left_out))
                 self._left_out = 0
             self._closed, self._progress = True, None
             self._queue(b"")
@@ -158,9 +159,7 @@ class Console:
             if not lines or (self._error is not None and self._error.errno in _READER_GONE):
                 return ""
             late = f"the reader of stdout did not read them within {timeout_s:g} s"
-            return (
-                f"{lines} lines were not printed: {self._error.strerror if self._error else late}; they are in job.log"
-            )
+            return f"{counted(lines, 'line')} not printed: {self._error.strerror if self._error else late}; see job.log"
 
     def _queue(self, text: bytes) -> None:
         self._waiting.append(text)
@@ -196,6 +195,10 @@ class Console:
                     self._error = exc
                     self._left_out += bytes(self._being_written).count(b"\n")
                     self._being_written = memoryview(b"")
+
+
+def _omission_line(lines: int) -> bytes:
+    return f"[ringtrain] {counted(lines, 'line')} not shown here; see job.log\n".encode()
 
 
 def _terminal_columns(terminal: int) -> int:

@@ -10,7 +10,7 @@ import time
 from collections.abc import Mapping
 from typing import Final, Protocol
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared.processes import signal_group, start_child
 from ringtrain_job.launcher.generation_state import GenerationRules
 from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
@@ -88,7 +88,7 @@ class HostDiscovery:
             check_only_here(hosts)
         if (count := sum(hosts.values())) < self._rules.min_ranks:
             raise ConfigurationError(
-                f"the script lists {count} slots; expected {self._rules.min_ranks} or more (--min-np)"
+                f"the script lists {counted(count, 'slot')}; expected {self._rules.min_ranks} or more (--min-np)"
             )
         return hosts
 

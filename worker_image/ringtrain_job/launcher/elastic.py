@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ringtrain.errors import ConfigurationError, in_ranges, some_of
+from ringtrain.errors import ConfigurationError, counted, in_ranges, some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPhase, Reason, Stop, Verdict
 from ringtrain_job.control.termination import failure_json
@@ -129,8 +129,8 @@ class ElasticBackend:
         rules, slots = self._settings.rules, self._config.slots
         if not rules.min_ranks <= workers * slots <= rules.max_ranks:
             raise ConfigurationError(
-                f"workers is {workers}, which is {workers * slots} ranks; expected {rules.min_ranks} to "
-                f"{rules.max_ranks} ranks"
+                f"workers is {workers}, which is {counted(workers * slots, 'rank')}; expected {rules.min_ranks} to "
+                f"{counted(rules.max_ranks, 'rank')}"
             )
         self.request_slots(frozenset(range(workers * slots)))
 
@@ -329,10 +329,13 @@ class ElasticBackend:
                 )
             case Ruin.TOO_FEW:
                 waited = rules.replace_timeout_s + rules.start_timeout_s
-                message = f"fewer than {rules.min_ranks} ranks for {waited:g} s{because}"
+                message = f"fewer than {counted(rules.min_ranks, 'rank')} for {waited:g} s{because}"
                 return replace(known, reason=RUIN_REASON[end.ruin], message=message)
             case Ruin.GENERATION_LIMIT:
-                message = f"the job has had {rules.generation_limit} generations, the limit (formationLimit){because}"
+                message = (
+                    f"the job has had {counted(rules.generation_limit, 'generation')}, the limit "
+                    f"(formationLimit){because}"
+                )
                 return replace(known, reason=Reason.RANK_FAILED, message=message)
             case Ruin.NOT_FENCED:
                 worker = gang.worker_of(end.slot or 0)
@@ -367,7 +370,7 @@ def _change_reason(before: GenerationState, view: WorldView) -> str:
     if leaving:
         return f"worker(s) {in_ranges(leaving)} must stop"
     if inside - view.asked:
-        return f"{len(inside - view.asked)} rank(s) are no longer requested"
+        return f"the requested number of ranks is {len(inside - view.asked)} lower"
     return "more ranks are ready to join"
 
 
@@ -375,4 +378,4 @@ def _not_assembled_message(config: LauncherConfig, least: int, view: WorldView) 
     absent = sorted({slot.worker for slot in view.slots.values() if slot.slot in view.asked and not slot.instance})
     names = some_of([f"{config.job.name}-worker-{index}" for index in absent])
     missing = f"; not registered: {names}" if names else ""
-    return f"fewer than {least} ranks were ready within {config.start_timeout_s:g} s{missing}"
+    return f"fewer than {counted(least, 'rank')} became ready within {config.start_timeout_s:g} s{missing}"

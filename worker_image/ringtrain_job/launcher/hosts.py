@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from ringtrain.errors import ConfigurationError, quoted
+from ringtrain.errors import ConfigurationError, counted, quoted
 from ringtrain.shared.hosts import LOCAL, is_host_name, own_names
 
 # Failures are counted, and a host is remembered, for the same time as nodes of a cluster.
@@ -89,7 +89,9 @@ class HostSlots:
         """Return the slots of all hosts. `hosts`: number of slots by name. Raises ConfigurationError if there are too
         few."""
         if sum(hosts.values()) > self._slots:
-            raise ConfigurationError(f"the script lists {sum(hosts.values())} slots; expected at most {self._slots}")
+            raise ConfigurationError(
+                f"the script lists {counted(sum(hosts.values()), 'slot')}; expected at most {self._slots}"
+            )
         kept = {host: self._owned.get(host, [])[:count] for host, count in hosts.items()}
         free = sorted(set(range(self._slots)) - {slot for slots in kept.values() for slot in slots})
         for host, count in hosts.items():

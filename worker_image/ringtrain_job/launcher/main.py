@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DATA_SERVICE
 from ringtrain.shared.gen import coordinator_pb2_grpc
@@ -171,9 +171,9 @@ def open_log_limit(config: LauncherConfig, allowed: int) -> int:
                 f"the limit: ulimit -n {needed}, and if the shell refuses that, nofile in /etc/security/limits.conf"
             )
         raise ConfigurationError(
-            f"this launcher may open {allowed} files (ulimit -n), but needs {needed} for {config.workers} workers; "
-            "raise the hard limit of containers on its node (LimitNOFILE of the container runtime), or request fewer "
-            "workers with more slots each"
+            f"this launcher may open {allowed} files (ulimit -n), but needs {needed} for "
+            f"{counted(config.workers, 'worker')}; raise the hard limit of containers on its node (LimitNOFILE of the "
+            "container runtime), or request fewer workers with more slots each"
         )
     return min(left, config.world_size)
 

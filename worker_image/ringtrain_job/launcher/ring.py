@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ringtrain.errors import some_of
+from ringtrain.errors import counted, some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Outcome, Reason, Registration, Start, Stop, Verdict
 from ringtrain_job.launcher.backend import HandOver, RequestWorkers
@@ -105,10 +105,9 @@ class RingBackend:
     def _not_assembled_verdict(self) -> Verdict:
         config, here = self._config, self._gang.registrations()
         missing = [f"{config.job.name}-worker-{index}" for index in range(config.workers) if index not in here]
-        noun = "worker" if config.workers == 1 else "workers"
         message = (
-            f"{len(missing)} of {config.workers} {noun} did not register within {config.start_timeout_s:g} s: "
-            f"{some_of(missing)}"
+            f"{len(missing)} of {counted(config.workers, 'worker')} did not register within "
+            f"{config.start_timeout_s:g} s: {some_of(missing)}"
             if missing
             else f"the operator did not report the workers' sites within {config.start_timeout_s:g} s "
             f"(networking.sites: {config.site_label}); it needs the permission to get nodes"

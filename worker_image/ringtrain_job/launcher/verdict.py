@@ -23,7 +23,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from ringtrain.errors import GOES_ON, in_ranges
+from ringtrain.errors import GOES_ON, counted, in_ranges
 from ringtrain.shared import contract
 from ringtrain_job.control.model import ENDED, Failure, Outcome, RankPhase, RankState, Reason, Verdict
 
@@ -305,7 +305,10 @@ def _gang_incomplete_failure(view: GangView) -> Failure:
     missing = [state.rank for state in view.ranks if state.phase is not RankPhase.SUCCEEDED]
     return Failure(
         reason=Reason.WORLD_INCOMPLETE,
-        message=f"only {view.succeeded} of {len(view.ranks)} ranks finished; rank(s) {in_ranges(missing)} did not",
+        message=(
+            f"only {view.succeeded} of {counted(len(view.ranks), 'rank')} finished; rank(s) "
+            f"{in_ranges(missing)} did not"
+        ),
         rank=missing[0],
         pod=view.worker_of(missing[0]).pod,
         pod_uid=view.worker_of(missing[0]).pod_uid,

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from ringtrain.errors import counted
 from ringtrain_job.logs.fields import checked_fields, complete_fields, parse_json, past_time, plain_text
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.reading import read_log_from
@@ -46,8 +47,7 @@ class EventsFile:
         if now.get("degraded") and not known.get("degraded"):
             self._record_event("Loss", "a rank was lost, or fewer ranks train than requested")
         if now.get("formation", 0) > known.get("formation", 0):
-            ranks = "1 rank" if now["ranks"] == 1 else f"{now['ranks']} ranks"
-            self._record_event("Formation", f"generation {now['formation']}: {ranks}")
+            self._record_event("Formation", f"generation {now['formation']}: {counted(now['ranks'], 'rank')}")
         if now.get("recoveries", 0) > known.get("recoveries", 0):  # once its ranks have completed the rendezvous
             took = now["lastRecoverySeconds"]
             self._record_event(

@@ -15,7 +15,7 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.errors import ConfigurationError, RingtrainError, counted
 from ringtrain.shared.place import RankPlace
 from ringtrain_clusters.tasks.agent import describe_task, run_agent
 from ringtrain_clusters.tasks.launcher import (
@@ -121,15 +121,15 @@ def _await_places(group: PlacementGroup, size: int, resources: Mapping[str, floa
     if group.wait(min(_PATIENCE_S, limit_s)):
         return
     log.warning(
-        "waiting for Ray to place %d workers with %s each; Ray's nodes have %s in total",
-        size,
+        "waiting for Ray to place %s with %s each; Ray's nodes have %s in total",
+        counted(size, "worker"),
         dict(resources),
         _whole_ray_actors(),
     )
     if not group.wait(max(0.0, end - time.monotonic())):
         raise ConfigurationError(
-            f"run: Ray did not place {size} workers with {dict(resources)} each within {limit_s:g} s; Ray's nodes "
-            f"have {_whole_ray_actors()} in total. Request fewer workers, or enlarge the cluster"
+            f"run: Ray did not place {counted(size, 'worker')} with {dict(resources)} each within {limit_s:g} s; "
+            f"Ray's nodes have {_whole_ray_actors()} in total. Request fewer workers, or enlarge the cluster"
         )
 
 

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, TextIO
 
-from ringtrain.errors import ConfigurationError, RingtrainError
+from ringtrain.errors import ConfigurationError, RingtrainError, counted
 from ringtrain_clusters.spark.runner import (
     PICKLER,
     SparkStage,
@@ -106,7 +106,7 @@ class _ElasticSparkStage(SparkStage):
     """Spark stage of an elastic run: its tasks may be lost, and Spark restarts them."""
 
     def run(self, task_run: TaskRun) -> Results:
-        found = self.begin(f"up to {self.size} ranks").mapPartitions(_rank_of(task_run)).collect()
+        found = self.begin(f"up to {counted(self.size, 'rank')}").mapPartitions(_rank_of(task_run)).collect()
         sizes = {size for _, size, _ in found}
         ranks = sorted(rank for rank, _, _ in found)
         if len(sizes) != 1 or ranks != list(range(*sizes)):

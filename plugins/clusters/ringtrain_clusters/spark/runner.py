@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, TextIO
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain_clusters.tasks.agent import describe_task, run_agent
 from ringtrain_clusters.tasks.launcher import (
     Results,
@@ -106,9 +106,10 @@ def check_slots(context: Any, size: int, limit_s: float, patience_s: float) -> N
         if slots > found:
             found, end = slots, min(end, now + patience_s)
         if now >= end:
+            fewer = f"{counted(slots, 'rank')}, or " if slots else ""
             raise ConfigurationError(
-                f"run: num_proc is {size}, but {context.master} has only {slots} task slots, and all ranks must "
-                f"run at once. Request {f'{slots} ranks, or ' if slots else ''}more executors or cores "
+                f"run: num_proc is {size}, but {context.master} has only {counted(slots, 'task slot')}, and all ranks "
+                f"must run at once. Request {fewer}more executors or cores "
                 f"(spark.task.cpus is {context.getConf().get('spark.task.cpus', '1')})"
             )
         time.sleep(_POLL_S)
@@ -174,7 +175,7 @@ def _spark_rank_of(run: TaskRun) -> Callable[[Iterable[Any]], Iterator[tuple[int
 
 class _SparkBarrierStage(SparkStage):
     def run(self, task_run: TaskRun) -> Results:
-        tasks = self.begin(f"{self.size} ranks").barrier()
+        tasks = self.begin(counted(self.size, "rank")).barrier()
         return list(tasks.mapPartitions(_spark_rank_of(task_run)).collect())
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.errors import ConfigurationError, DataError, counted
 from ringtrain.shared import authentication
 from ringtrain_data_service.tensorflow.directory import (
     ANSWER,
@@ -102,7 +102,7 @@ class TfDataDirectoryClient:
                 ready = ", ".join(map(str, state.workers)) or "none"
                 raise DataError(
                     f"dispatcher {dispatcher} {missing} after {timeout_s:g} s (compute_worker's --timeout); "
-                    f"of its {state.wanted} workers these are ready: {ready}. See compute_worker's output"
+                    f"of its {counted(state.wanted, 'worker')} these are ready: {ready}. See compute_worker's output"
                 )
             time.sleep(_AGAIN_S)
 

@@ -25,7 +25,7 @@ from ringtrain import barrier, init, is_initialized
 from ringtrain import rank as world_rank
 from ringtrain import size as world_size
 from ringtrain.adapter import current_world
-from ringtrain.errors import ConfigurationError, DataError
+from ringtrain.errors import ConfigurationError, DataError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, is_loopback, reachable_address, split_address
 from ringtrain.shared.data_members import read_members
@@ -157,7 +157,8 @@ def _check_round_robin(
         )
     if (count := int(dataset.cardinality())) >= 0:
         raise ConfigurationError(
-            f"round_robin=True needs an infinite dataset, but the dataset has {count} elements; add .repeat()"
+            f"round_robin=True needs an infinite dataset, but the dataset has {counted(count, 'element')}; add "
+            ".repeat()"
         )
 
 
@@ -271,7 +272,7 @@ class TfDataJobClient:
         found = self._await(lambda known: len(known) >= self.dispatchers, timeout)
         if len(found) != self.dispatchers:
             raise ConfigurationError(
-                f"the job has {len(found)} dispatchers, but JobDataService has "
+                f"the job has {counted(len(found), 'dispatcher')}, but JobDataService has "
                 f"dispatchers={self.dispatchers}; pass the value of spec.dataWorkers.dispatchers"
             )
         return f"grpc://{found[dispatcher_id]}"
@@ -287,8 +288,8 @@ class TfDataJobClient:
                 return found
             if time.monotonic() >= end:
                 raise DataError(
-                    f"{self.file} lists {len(found)} of {self.dispatchers} dispatchers after {timeout_s:g} s; check "
-                    "that spec.dataWorkers has kind: tensorflow, and that its pods run"
+                    f"{self.file} lists {len(found)} of {counted(self.dispatchers, 'dispatcher')} after "
+                    f"{timeout_s:g} s; check that spec.dataWorkers has kind: tensorflow, and that its pods run"
                 )
             time.sleep(_AGAIN_S)
 

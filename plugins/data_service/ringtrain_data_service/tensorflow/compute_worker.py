@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from ringtrain import broadcast_object, init, rank, shutdown, size
-from ringtrain.errors import ConfigurationError, DataError, RingtrainError
+from ringtrain.errors import ConfigurationError, DataError, RingtrainError, counted
 from ringtrain_data_service.tensorflow.compute_service import TfDataServiceConfig, compute_worker_fn
 from ringtrain_data_service.tensorflow.config import SIDES, read_tf_data_key
 from ringtrain_data_service.tensorflow.directory import TfDataDirectory
@@ -109,8 +109,9 @@ def check_tf_data_ranks(options: TfDataComputeOptions, ranks: int) -> None:
     each, left_over = divmod(ranks, options.dispatchers)
     if left_over:
         raise ConfigurationError(
-            f"{ranks} ranks can't be divided equally among {options.dispatchers} dispatchers; start a multiple of the "
-            f"dispatchers as ranks (-np {(each + 1) * options.dispatchers}), or change --dispatchers"
+            f"{counted(ranks, 'rank')} can't be divided equally among {counted(options.dispatchers, 'dispatcher')}; "
+            f"start a multiple of the dispatchers as ranks (-np {(each + 1) * options.dispatchers}), or change "
+            "--dispatchers"
         )
 
 

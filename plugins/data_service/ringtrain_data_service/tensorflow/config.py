@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError, DataError, quoted
+from ringtrain.errors import ConfigurationError, DataError, counted, quoted
 from ringtrain_data_service.tensorflow.client import OtherKey, TfDataDirectoryClient
 
 log = logging.getLogger("ringtrain.data")
@@ -184,7 +184,7 @@ def check_tf_data_training(dispatchers: int, rank: int, size: int | None) -> Non
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < (size or rank + 1):
         raise ConfigurationError(f"rank is {quoted(rank)}; expected a training rank, from 0 to size - 1")
     if dispatchers > 1 and (rank >= dispatchers or size not in (None, dispatchers)):
-        ranks = f"{rank + 1} ranks or more" if size is None else f"{size} ranks"
+        ranks = f"{counted(rank + 1, 'rank')} or more" if size is None else counted(size, "rank")
         raise ConfigurationError(
             f"the data service has {dispatchers} dispatchers, but training has {ranks}; each rank needs a separate "
             "dispatcher, or all ranks share one dispatcher. Start compute_worker with --dispatchers "

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import authentication
 from ringtrain.shared.address import interface_addresses, listening_socket
 from ringtrain.shared.framing import line_of
@@ -102,8 +102,9 @@ class TfDataDirectory:
         with self._lock:
             if dispatcher not in self._workers:
                 raise ConfigurationError(
-                    f"dispatcher {dispatcher} does not exist; this data service has {len(self._workers)} dispatchers; "
-                    "set --dispatchers of compute_worker to the number of training ranks, or to 1"
+                    f"dispatcher {dispatcher} does not exist; this data service has "
+                    f"{counted(len(self._workers), 'dispatcher')}; set --dispatchers of compute_worker to the number "
+                    "of training ranks, or to 1"
                 )
             if what == "dispatcher":
                 self._addresses[dispatcher] = address

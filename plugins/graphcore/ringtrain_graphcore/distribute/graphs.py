@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.errors import ConfigurationError, counted, kind_of
 from ringtrain_graphcore.distribute.specs import EstimatorSpec, RunConfig
 from ringtrain_graphcore.distribute.strategy import HorovodStrategy
 from ringtrain_tensorflow.keras.api import IS_KERAS_2
@@ -96,7 +96,7 @@ def training_operation(spec: EstimatorSpec, strategy: HorovodStrategy, graph: An
         operations.append(strategy.on_host(lambda: function(*reduced)))
     elif strategy.num_replicas_in_sync > 1 and not _has_estimator_collectives(graph):
         raise ConfigurationError(
-            f"train_op exchanges no data with the other {strategy.num_replicas_in_sync - 1} ranks: each would "
+            f"train_op exchanges no data with {counted(strategy.num_replicas_in_sync - 1, 'other rank')}: each would "
             "train a model of its own. Give host_call=(fn, gradients), use strategy.apply_gradients, or "
             "ringtrain.tensorflow.DistributedOptimizer"
         )

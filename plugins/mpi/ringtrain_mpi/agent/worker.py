@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.gen import daemons_pb2_grpc
 from ringtrain.shared.processes import NO_PROGRAM, RankProcess, make_pipe, signal_group
@@ -156,13 +156,13 @@ class MpiWorkerAgent:
         slots = self._config.slots
         if arrival.size != declared:
             return (
-                f"mpirun has started a world of {arrival.size} ranks, but the job declares {declared} "
-                f"({declared // slots} workers x {slots} slots)"
+                f"mpirun has started a world of {counted(arrival.size, 'rank')}, but the job declares {declared} "
+                f"({counted(declared // slots, 'worker')} x {counted(slots, 'slot')})"
             )
         if arrival.rank in self._assigned:
             return (
                 f"mpirun started rank {arrival.rank} while rank {arrival.rank} of another mpirun is running; the job "
-                f"declares {declared} ranks, so run one mpirun after the other"
+                f"declares {counted(declared, 'rank')}, so run one mpirun after the other"
             )
         return ""
 
@@ -248,13 +248,13 @@ def _mpi_rank_without_init(rank: int, departure: Departure, starter: str, world_
         return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     if departure.world is not None:
         message = (
-            f"rank {rank} joined a world of {departure.world} ranks instead of {world_size}: its MPI library "
-            f"({departure.library or 'unknown'}) does not work with this mpirun ({starter})"
+            f"rank {rank} joined a world of {counted(departure.world, 'rank')} instead of {world_size}: its MPI "
+            f"library ({departure.library or 'unknown'}) does not work with this mpirun ({starter})"
         )
         return _mpi_rank_failed(rank, Reason.WRONG_IMPLEMENTATION, message)
     message = (
-        f"the program exited with 0 but never called MPI_Init: it ran {world_size} times independently, not as one "
-        f"job of {world_size} ranks; set spec.mpi.requireInit: false if that is intended"
+        f"the program exited with 0 but never called MPI_Init: it ran {counted(world_size, 'time')} independently, "
+        f"not as one job of {counted(world_size, 'rank')}; set spec.mpi.requireInit: false if that is intended"
     )
     return _mpi_rank_failed(rank, Reason.NO_MPI_INIT, message)
 

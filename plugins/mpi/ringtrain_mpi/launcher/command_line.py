@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import PurePath
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain_job.control.model import CannotRun, Reason
 from ringtrain_mpi.implementation import MpiImplementation, MpirunVersion
 from ringtrain_mpi.launcher.hosts import placing_options
@@ -104,7 +104,7 @@ def declare_mpirun_size(parts: Sequence[MpirunAppContext], world_size: int) -> l
     if len(given) == len(parts) and sum(given) != world_size:
         raise CannotRun(
             Reason.SLOTS_MISMATCH,
-            f"the command starts {sum(given)} ranks (-np), but the job declares {world_size} (workers x "
+            f"the command starts {counted(sum(given), 'rank')} (-np), but the job declares {world_size} (workers x "
             "slotsPerWorker); omit -np, or make the numbers equal",
         )
     return list(parts)

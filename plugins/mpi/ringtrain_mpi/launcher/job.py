@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, own_address
 from ringtrain.shared.authentication import MpiDaemonClaim
@@ -122,7 +122,7 @@ class MpirunJob:
             shims = self._directory / "bin"
             environment |= write_mpirun_shims(shims, line)
             words, program = mpirun_by_shim(self._command, self._mpirun.path, shims), self._command[0]
-        log.info("%s starts %d ranks on %d workers", self._mpirun, ranks, len(workers))
+        log.info("%s starts %s on %s", self._mpirun, counted(ranks, "rank"), counted(len(workers), "worker"))
         try:
             self._process = start_child(
                 words,

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ringtrain.errors import in_ranges
+from ringtrain.errors import counted, in_ranges
 from ringtrain.shared.contract import EXIT_BAD_CONFIGURATION
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict
@@ -107,18 +107,21 @@ def _mpirun_failure(view: GangView, command: CommandEnd) -> Failure:
     tail = tuple(command.tail)
     if command.code:
         how = f"was killed by signal {-command.code}" if command.code < 0 else f"exited with {command.code}"
-        message = f"the launcher's command {how} although no rank failed ({view.succeeded} of {size} ranks succeeded)"
+        message = (
+            f"the launcher's command {how} although no rank failed ({view.succeeded} of "
+            f"{counted(size, 'rank')} succeeded)"
+        )
         return Failure(Reason.LAUNCHER_FAILED, message, log_tail=tail)
     absent = [state.rank for state in view.ranks if state.phase is RankPhase.WAITING]
     if len(absent) == size:
         message = (
-            f"the launcher's command exited with 0, but none of the {size} ranks has checked in; it must "
+            "the launcher's command exited with 0, but no rank has checked in; it must "
             "start them with the mpirun that it finds in PATH"
         )
         return Failure(Reason.WORLD_INCOMPLETE, message, log_tail=tail)
     names = in_ranges(absent) if absent else "none, but some did not succeed"
     message = (
-        f"the launcher's command exited with 0, but only {view.succeeded} of {size} ranks succeeded; missing: "
-        f"{names}. The job declares {len(view.workers)} workers x {view.slots} slots"
+        f"the launcher's command exited with 0, but only {view.succeeded} of {counted(size, 'rank')} succeeded; "
+        f"missing: {names}. The job declares {counted(len(view.workers), 'worker')} x {counted(view.slots, 'slot')}"
     )
     return Failure(Reason.WORLD_INCOMPLETE, message, rank=absent[0] if absent else None, log_tail=tail)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from ringtrain import ProcessSet, global_process_set
 from ringtrain.adapter import BUCKET_BYTES, Array, HostOptimizerGroups, OnHostOptimizer
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain_tensorflow.calls import host_call
 from ringtrain_tensorflow.keras.api import IS_KERAS_2, keras
@@ -150,8 +150,8 @@ class HostKerasMixin(OnHostOptimizer):
         missing = updates_without_state(store)
         if missing and self._part.made is not None and self._part.has_state:
             raise ConfigurationError(
-                f"the file has the weights after {missing} updates and no optimizer state; to save the optimizer state "
-                f"as well, {HOW_TO_GATHER}; to load only the weights, load them before compile()"
+                f"the file has the weights after {counted(missing, 'update')} and no optimizer state; to save the "
+                f"optimizer state as well, {HOW_TO_GATHER}; to load only the weights, load them before compile()"
             )
         wrapped: Any = super()
         wrapped.load_own_variables(store)

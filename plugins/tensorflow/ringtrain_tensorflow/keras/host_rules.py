@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import tensorflow as tf
 
-from ringtrain.errors import ConfigurationError, kind_of
+from ringtrain.errors import ConfigurationError, counted, kind_of
 from ringtrain.optim import LAMB, SGD, Adam, Rule
 from ringtrain.optim.kernels import AdamTerms, OptimizerKernels, OwnedBucketPart, SgdTerms
 from ringtrain.optim.rules import StepValues
@@ -114,7 +114,7 @@ def check_keras_optimizer(optimizer: Any) -> None:
     _check_values(optimizer)
     if done := int(tf.convert_to_tensor(optimizer.iterations)):
         raise ConfigurationError(
-            f"HostOptimizer was given an optimizer that has made {done} updates, whose state "
+            f"HostOptimizer was given an optimizer that has made {counted(done, 'update')}, whose state "
             "would be lost; pass a new optimizer, and load the state_dict() of a HostOptimizer"
         )
 

@@ -10,6 +10,7 @@ import torch
 import ringtrain as rt
 from ringtrain.adapter import note_epoch
 from ringtrain.data import Shard
+from ringtrain.errors import counted
 
 
 class ElasticSampler(torch.utils.data.Sampler[int]):
@@ -72,7 +73,7 @@ class ElasticSampler(torch.utils.data.Sampler[int]):
         self.total_size = self.num_samples * self.num_replicas
 
     def __iter__(self) -> Iterator[int]:
-        cut = f"ElasticSampler({len(self.dataset)} samples, shuffle={self.shuffle}, seed={self.seed})"
+        cut = f"ElasticSampler({counted(len(self.dataset), 'sample')}, shuffle={self.shuffle}, seed={self.seed})"
         note_epoch(self.rank, self.num_replicas, cut, f"epoch {self.epoch} from sample {self.processed_num} on")
         indices = [*self.remaining_indices]
         while indices and len(indices) < self.total_size:  # the rest may be smaller than the world

@@ -84,7 +84,7 @@ def test_how_long_ranks_of_a_pod_that_stops_may_hand_over(period: str | None, no
         ({"RINGTRAIN_TIMEOUT": "nan"}, "RINGTRAIN_TIMEOUT='nan': expected seconds above 0"),
         (
             {"RINGTRAIN_RING_PORT_BASE": "65535"},
-            "RINGTRAIN_RING_PORT_BASE=65535: the 2 ports from 65535 on exceed 65535",
+            "RINGTRAIN_RING_PORT_BASE=65535: 2 ports from 65535 on would exceed 65535",
         ),
         ({"RINGTRAIN_AGENT_PORT": "70000"}, "RINGTRAIN_AGENT_PORT='70000': expected an integer from 0 to 65535"),
         ({"RINGTRAIN_BACKEND": "smoke"}, "RINGTRAIN_BACKEND='smoke': expected one of ring, mpi"),

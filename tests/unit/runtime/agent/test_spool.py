@@ -13,7 +13,7 @@ from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.layout import AttemptFiles
 from ringtrain_job.logs.store import LogChunk, LogStore
 
-NOTICE = re.compile(rb"\[ringtrain\] (\d+) lines of rank (\d+) were dropped")
+NOTICE = re.compile(rb"\[ringtrain\] dropped (\d+) lines? of rank (\d+): ")
 
 
 def test_the_same_until_it_is_durable() -> None:
@@ -77,7 +77,7 @@ def test_what_is_dropped_is_said(stream: LogStream) -> None:
     assert _drain(spool) == b"kept\n"
     spool.put(stream, 3, b"later\n")
     what = b"lines" if stream is LogStream.LOG else b"reports"
-    expected = b"[ringtrain] 2 %s of rank 3 were dropped: " % what
+    expected = b"[ringtrain] dropped 2 %s of rank 3: " % what
     notice, later = _drain(spool).splitlines()
     assert notice.startswith(expected)
     assert later == b"later"
@@ -102,7 +102,7 @@ def test_what_is_dropped_last_is_said_at_the_end() -> None:
     spool.put(LogStream.LOG, 0, b"x" * 90 + b"\n")
     spool.put(LogStream.LOG, 0, b"dropped\n")
     spool.finish(0)
-    assert b"[ringtrain] 1 lines of rank 0 were dropped" in _drain(spool)
+    assert b"[ringtrain] dropped 1 line of rank 0: " in _drain(spool)
 
 
 STEP = st.one_of(

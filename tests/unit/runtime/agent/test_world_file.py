@@ -98,7 +98,7 @@ def test_a_directory_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyP
         ('{"version": 2}', "its version is 2; expected an object of version 1"),
         ('{"version": 1}', "ringAddresses is None; expected a list"),
         ('{"version": 1, "ringAddresses": [1]}', "ringAddresses is [1]; expected a list"),
-        ('{"version": 1, "ringAddresses": ["a:1"]}', "has 1 addresses; expected 2, one for each rank"),
+        ('{"version": 1, "ringAddresses": ["a:1"]}', "has 1 address; expected 2, one for each rank"),
         ('{"version": 1, "ringAddresses": ["a:1", "b"]}', 'rank 1: "b" is not an address'),
         ('{"version": 1, "ringAddresses": ["a:1", "a:1"]}', "has a:1 for ranks 0 and 1; give each rank a different"),
     ],

@@ -170,7 +170,7 @@ def test_numbers_of_progress_are_explained() -> None:
         ),
         (["-np", "2", "--max-np", "1"], "is not between --min-np 2 and --max-np 1"),
         (["-np", "4", "--min-np", "3", "--max-np", "2"], "is not between --min-np 3 and --max-np 2"),
-        (["-np", "4", "--on-loss", "shrink"], "--on-loss Shrink: with --min-np 4 none of the 4 ranks may be lost"),
+        (["-np", "4", "--on-loss", "shrink"], "--on-loss Shrink: with -np 4 and --min-np 4 no rank may be lost"),
         (
             ["-np", "4", "--min-np", "2", "--on-loss", "Shrink", "--replace-timeout", "5"],
             "--replace-timeout and --on-loss Shrink: with Shrink, ranks do not wait for a replacement",

@@ -148,7 +148,7 @@ def test_by_default_a_loop_needs_no_weight(world: tuple[int, int, int, int, bool
         ({"batch_size": 0}, ConfigurationError, "batch_size is 0; expected at least 1 sample per rank"),
         ({"batch_size": 48 / 2}, ConfigurationError, "batch_size is 24.0, a float; expected a whole number"),
         ({"samples": 1e3}, ConfigurationError, "samples is 1000.0, a float; expected a whole number"),
-        ({"samples": -5}, DataError, "-5 samples are too few for a step"),
+        ({"samples": -5}, DataError, "-5 samples can't fill a step"),
         ({"seed": -1}, ConfigurationError, "seed is -1; expected 0 or more"),
         ({"last": "keep"}, ConfigurationError, 'last is "keep"; expected one of weighted, padded, dropped'),
         (
@@ -157,11 +157,11 @@ def test_by_default_a_loop_needs_no_weight(world: tuple[int, int, int, int, bool
             "rank is 4 and size is 4; expected 0 <= rank < size, or neither of them",
         ),
         ({"rank": None}, ConfigurationError, "rank is None and size is 4; expected 0"),
-        ({"samples": 0}, DataError, "0 samples are too few for a step"),
+        ({"samples": 0}, DataError, "0 samples can't fill a step"),
         (
             {"last": "dropped", "samples": 127},
             DataError,
-            "127 samples are too few for a step: the global batch is 128 (32 on each of 4 ranks), and",
+            "127 samples can't fill a step: the global batch is 128 (32 on each of 4 ranks), and",
         ),
     ],
 )

@@ -134,7 +134,9 @@ def test_what_is_read_ahead_and_not_used_is_given_back() -> None:
         shard.used(ahead[1])
         shard.load_state_dict(shard.state_dict())
         assert [batch.indices[0] for batch in shard] == [8, 12, 16]
-        with pytest.raises(ConfigurationError, match="at sample 4 of the epoch, but 20 samples of it are used already"):
+        with pytest.raises(
+            ConfigurationError, match="at sample 4 of the epoch, but 20 samples of it were used already"
+        ):
             shard.used(ahead[0])
 
 
@@ -181,7 +183,7 @@ def test_the_rate_is_scaled_with_the_world() -> None:
         ),
         (lambda: elastic.shard(10, 4), ConfigurationError, "batch=4; expected FixedGlobal"),
         (lambda: elastic.shard(10, elastic.FixedGlobal(2), last="padded"), ConfigurationError, 'last is "padded"'),
-        (lambda: elastic.shard(0, elastic.FixedGlobal(2)), DataError, "0 samples are too few for a step of 2"),
+        (lambda: elastic.shard(0, elastic.FixedGlobal(2)), DataError, "0 samples can't fill a step of 2"),
     ],
     ids=["no-samples-a-step", "no-samples-at-once", "a-number", "padded", "no-data"],
 )

@@ -36,8 +36,7 @@ def test_lines_that_a_slow_reader_does_not_read_are_counted() -> None:
     in_pipe = os.read(reader, 1 << 20).count(b"\n")
     os.close(reader)
     assert message == (
-        f"{written - in_pipe} lines were not printed: the reader of stdout did not read them within 0.2 s; "
-        "they are in job.log"
+        f"{written - in_pipe} lines not printed: the reader of stdout did not read them within 0.2 s; see job.log"
     )
 
 
@@ -51,5 +50,5 @@ def test_output_that_fails(reads: bool) -> None:
     console.show(b"a\nb\n")
     message = console.close(timeout_s=60)
     os.close(theirs)
-    full = "2 lines were not printed: No space left on device; they are in job.log"
+    full = "2 lines not printed: No space left on device; see job.log"
     assert message == ("" if reads else full)

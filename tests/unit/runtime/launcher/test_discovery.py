@@ -79,7 +79,7 @@ def test_answers_are_followed_and_bad_ones_change_nothing(
     hosts.write_text("elsewhere:4\n")
     until("the complaint", lambda: "'elsewhere', which is not this machine" in caplog.text)
     hosts.write_text("localhost:1\n")
-    until("the complaint", lambda: "the script lists 1 slots; expected 2 or more (--min-np)" in caplog.text)
+    until("the complaint", lambda: "the script lists 1 slot; expected 2 or more (--min-np)" in caplog.text)
     assert set(asked) == {frozenset({0, 1})}
     hosts.write_text("localhost:4\n")
     until("the next answer", lambda: frozenset({0, 1, 2, 3}) in asked)

@@ -40,7 +40,7 @@ def test_the_world_of_a_complete_gang() -> None:
         ({"job_uid": "uid-2"}, "job uid is uid-2 at the worker, but uid-1 at the launcher"),
         ({"attempt": 2}, "attempt is 2 at the worker, but 1 at the launcher"),
         ({"slots": 4}, "slots per worker is 4 at the worker, but 2 at the launcher"),
-        ({"worker_index": 2}, "worker index 2 is not one of the 2 workers (from 0)"),
+        ({"worker_index": 2}, "worker index is 2; expected 0 to 1"),
     ],
     ids=["uid", "attempt", "slots", "index"],
 )

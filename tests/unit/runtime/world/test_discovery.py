@@ -121,7 +121,7 @@ REFUSED = {
     ),
     "too-few-addresses": (
         ring(0, "a:1") | {"RINGTRAIN_SIZE": "2"},
-        "RINGTRAIN_RING_ADDRESSES has 1 addresses; expected 2, one for each rank",
+        "RINGTRAIN_RING_ADDRESSES has 1 address; expected 2, one for each rank",
     ),
     "no-port": (
         ring(0, "a:1", "b"),

@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from typing import Any
 
+from ringtrain.errors import counted
+
 # Beyond this number all known requests are forgotten, because generated names of single calls never recur.
 KNOWN_MAX = 4096
 
@@ -111,16 +113,20 @@ def request_splits_error(shape: Sequence[int], splits: Sequence[float] | None, s
         return "the tensor is a scalar; expected at least one dimension to cut along"
     if splits is None:
         if shape[0] % size:
-            return f"{shape[0]} rows do not divide by {size} ranks; pass splits"
+            return f"{counted(shape[0], 'row')} can't be divided equally among {size} ranks; pass splits"
         return ""
     if len(splits) != size:
-        return f"splits has {len(splits)} entries {list(splits)}; expected one for each of {size} ranks"
+        return (
+            f"splits has {counted(len(splits), 'entry', 'entries')} {list(splits)}; expected one for each of "
+            f"{counted(size, 'rank')}"
+        )
     if not all(float(rows).is_integer() for rows in splits):
         return f"splits is {list(splits)}; expected whole numbers"
     if min(splits) < 0:
         return f"splits is {list(splits)}; expected no negative entry"
     if sum(splits) != shape[0]:
-        return f"splits {list(splits)} add up to {sum(splits)} rows; expected {shape[0]}, those of the tensor"
+        rows = counted(int(sum(splits)), "row")
+        return f"splits {list(splits)} add up to {rows}; expected {shape[0]}, those of the tensor"
     return ""
 
 

@@ -34,7 +34,7 @@ from ringtrain._core.world.config import WorkerConfig
 from ringtrain._core.world.failure_state import RankActivity
 from ringtrain._core.world.membership import WorldMembership
 from ringtrain._core.world.ring_config import RingConfig
-from ringtrain.errors import ConfigurationError, NotInitializedError
+from ringtrain.errors import ConfigurationError, NotInitializedError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import is_loopback
 
@@ -156,7 +156,9 @@ class ProcessGroupContext:
         objects = {tuple(ranks): held for ranks, held in carried.sets}
         for ranks in kept:
             if max(ranks) >= self.config.place.size:
-                log.warning("process set %s was removed: this world has only %d ranks", ranks, self.config.place.size)
+                log.warning(
+                    "process set %s was removed: this world has only %s", ranks, counted(self.config.place.size, "rank")
+                )
                 continue
             number = self.add_set(tuple(ranks))
             self._former_sets.add(number)

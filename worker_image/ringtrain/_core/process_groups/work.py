@@ -34,7 +34,7 @@ from ringtrain._core.reduction.cuts import even_bounds, is_same_memory, length_o
 from ringtrain._core.reduction.ops import Adasum, ReduceOp, check_op
 from ringtrain._core.wire.dtypes import dtype_name
 from ringtrain._core.wire.signature import WireSignature, WireTensorSignature
-from ringtrain.errors import ConfigurationError
+from ringtrain.errors import ConfigurationError, counted
 
 T = TypeVar("T")
 Work = Callable[[Communicator], T]
@@ -300,13 +300,15 @@ def _unpack_arrays(part: Array, like: Sequence[Array]) -> list[Array]:
 def _checked_splits(splits: ArrayLike | None, rows: int, size: int) -> NDArray[np.int64]:
     if splits is None:
         if rows % size:
-            raise ConfigurationError(f"alltoall: {rows} rows can't be divided equally among {size} ranks; pass splits")
+            raise ConfigurationError(
+                f"alltoall: {counted(rows, 'row')} can't be divided equally among {size} ranks; pass splits"
+            )
         return np.full(size, rows // size, np.int64)
     given = np.asarray(splits)
     counts = given.astype(np.int64)
     if counts.shape != (size,) or (counts != given).any() or (counts < 0).any() or counts.sum() != rows:
         raise ConfigurationError(
-            f"alltoall splits are {given.tolist()}; expected {size} numbers of rows that add up to {rows}"
+            f"alltoall splits are {given.tolist()}; expected {counted(size, 'number')} of rows, which add up to {rows}"
         )
     return counts
 

@@ -12,7 +12,7 @@ from ringtrain._core.world.slurm import rendezvous_on_first_node, slurm_rank
 from ringtrain._core.world.tf_config import parse_tf_config
 from ringtrain._core.world.topology import check_addresses, place_of, same_address
 from ringtrain._core.world.torchrun import rendezvous_near_master, torchrun_rank
-from ringtrain.errors import ConfigurationError, shown
+from ringtrain.errors import ConfigurationError, counted, shown
 from ringtrain.shared import contract
 from ringtrain.shared.place import RankPlace
 from ringtrain.shared.settings import Settings, integer
@@ -194,7 +194,9 @@ def _ring_addresses(env: Mapping[str, str], size: int) -> tuple[str, ...] | None
     else:
         return None
     if len(addresses) != size:
-        raise ConfigurationError(f"{source} has {len(addresses)} addresses; expected {size}, one for each rank")
+        raise ConfigurationError(
+            f"{source} has {counted(len(addresses), 'address', 'addresses')}; expected {size}, one for each rank"
+        )
     check_addresses(addresses, lambda rank: f"{source}, rank {rank}")
     if (ranks := same_address(addresses)) is not None:
         first, second = ranks
