@@ -26,21 +26,40 @@ _SECTIONS: Final = {
 }
 _OTHERS: Final = "Other options"
 _WITHOUT_MEANING: Final = "Options of horovodrun that are accepted and do nothing here"
-# Hints by unknown option: its program, and the equivalent here.
+_RANKS: Final = "write: ringtrain run -np N python SCRIPT (N: number of all ranks)"
+_HOSTS: Final = "one `ringtrain run -H HOST:N,...` starts the ranks of all hosts"
+_MODULE: Final = "write the whole command: ringtrain run -np N python -m MODULE"
+_FILES: Final = "remove it: the folder of a run has a file with the output of each rank"
+# What to do instead, by option of another launcher that is unknown here.
+_TORCHRUN: Final = {
+    "--nproc-per-node": _RANKS,
+    "--nnodes": "write -H HOST:N,HOST:N for ranks on several hosts, nothing for one",
+    "--node-rank": _HOSTS,
+    "--standalone": "remove it: ranks run on this machine unless -H names other hosts",
+    **dict.fromkeys(
+        ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--master-addr", "--master-port"),
+        "remove it: ranks find each other through the launcher",
+    ),
+    "--local-addr": "write --network-interface NAME if other hosts must use a certain address",
+    "--max-restarts": "write --on-loss Restart --reset-limit N",
+    **dict.fromkeys(("-m", "--module"), _MODULE),
+    "--no-python": "remove it: COMMAND can be any program, such as ./train.sh",
+    **dict.fromkeys(("--run-path", "--use-env", "--role", "--start-method"), "remove it: no option is needed here"),
+    "--monitor-interval": "remove it: the agent notices the end of a rank at once",
+    **dict.fromkeys(("--tee", "-t", "--redirects", "-r", "--logs-specs", "--local-ranks-filter"), _FILES),
+}
+_ACCELERATE: Final = {
+    "--num-processes": _RANKS,
+    "--num-machines": _HOSTS,
+    "--machine-rank": _HOSTS,
+    "--main-process-ip": _HOSTS,
+    "--main-process-port": _HOSTS,
+    "--multi-gpu": "remove it: -np is the number of ranks",
+}
 _HINTS: Final = {
-    "--nproc-per-node": "torchrun's; write: ringtrain run -np N python SCRIPT (N: number of all ranks)",
-    "--nnodes": "torchrun's; write -H HOST:N,HOST:N for ranks on several hosts, nothing for one",
-    "--node-rank": "torchrun's; one `ringtrain run -H HOST:N,...` starts the ranks of all hosts",
-    "--standalone": "torchrun's; remove it: ranks run on this machine unless -H names other hosts",
-    "--rdzv-backend": "torchrun's; remove it: ranks find each other through the launcher",
-    "--rdzv-endpoint": "torchrun's; remove it: ranks find each other through the launcher",
-    "--rdzv-id": "torchrun's; remove it: ranks find each other through the launcher",
-    "--master-addr": "torchrun's; remove it: ranks find each other through the launcher",
-    "--master-port": "torchrun's; remove it: ranks find each other through the launcher",
-    "--max-restarts": "torchrun's; write --on-loss Restart --reset-limit N",
-    "--num-processes": "accelerate's; write: ringtrain run -np N python SCRIPT",
-    "-m": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
-    "--module": "torchrun's; write the whole command: ringtrain run -np N python -m MODULE",
+    option: f"{launcher}'s; {hint}"
+    for launcher, hints in (("torchrun", _TORCHRUN), ("accelerate", _ACCELERATE))
+    for option, hint in hints.items()
 }
 
 

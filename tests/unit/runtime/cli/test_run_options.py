@@ -82,6 +82,22 @@ def test_words_of_torchrun_get_a_hint(words: list[str], hint: str) -> None:
     assert (result.exit_code, hint in result.output) == (2, True), result.output
 
 
+TORCHRUN = (
+    "-m -r -t --module --nnodes --nproc-per-node --node-rank --standalone --rdzv-backend --rdzv-endpoint --rdzv-id "
+    "--rdzv-conf --master-addr --master-port --local-addr --max-restarts --monitor-interval --start-method --role "
+    "--no-python --run-path --redirects --tee --logs-specs --local-ranks-filter"
+)
+
+
+@pytest.mark.parametrize("option", TORCHRUN.split())
+def test_every_option_of_torchrun_has_a_hint(option: str) -> None:
+    """Also in snake case. `--log-dir` is accepted, as the earlier name of `--runs`."""
+    for spelt in {option, option[:2] + option[2:].replace("-", "_")}:
+        result = CliRunner().invoke(main, ["run", "-np", "1", spelt, "2", "true"])
+        (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
+        assert line.startswith(f"Error: {spelt} is torchrun's; ")
+
+
 def test_help_of_run_is_in_groups() -> None:
     """Common options come first, those that do nothing last, every option once; no line is wider than a terminal."""
     output = CliRunner().invoke(main, ["run", "--help"], terminal_width=80).output
