@@ -33,7 +33,12 @@ _CONVERSIONS = (
     (is_trainingjob, convert_trainingjob),
     (is_batchjob, convert_batchjob),
 )
-_SPELT = ("MPIJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob", "JobSet", "TrainJob")
+# API group of each kind that has a name of its own; Volcano's and Kubernetes' Job have not.
+_GROUPS = {
+    **dict.fromkeys(("MPIJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob"), "kubeflow.org"),
+    "JobSet": "jobset.x-k8s.io",
+    **dict.fromkeys(("TrainJob", *RUNTIMES), GROUP),
+}
 
 
 def _programs(_: click.Context, __: click.Parameter, given: tuple[str, ...]) -> dict[str, Program]:
@@ -97,6 +102,8 @@ def convert(
             continue
         if not _is_job(document):
             made.append(document)
+            if note := _misspelt_note(document):
+                click.echo(f"{_manifest_name(document)}: {note}", err=True)
             continue
         name = _manifest_name(document)
         try:
@@ -119,10 +126,20 @@ def _kinds_found(documents: list[Json]) -> tuple[str, str]:
     named = [doc for doc in documents if doc.get("kind")]
     kinds = dict.fromkeys(f"{doc['kind']} ({doc.get('apiVersion') or 'without apiVersion'})" for doc in named)
     hints = (
-        spelling_hint(str(doc.get("kind")), _SPELT) for doc in documents if doc.get("kind") not in ("Job", *_SPELT)
+        spelling_hint(str(doc.get("kind")), _GROUPS) for doc in documents if doc.get("kind") not in ("Job", *_GROUPS)
     )
     hint = next(filter(None, hints), "")
     return ", ".join(list(kinds)[:5]) or "no object with a kind", hint and f"; {hint}"
+
+
+def _misspelt_note(document: Json) -> str:
+    """Return a note about an object that is not converted because its kind or group is misspelt; otherwise empty."""
+    kind, version = str(document.get("kind")), str(document.get("apiVersion"))
+    if kind in _GROUPS:
+        return f"is not converted: apiVersion is {version}; expected {_GROUPS[kind]}/VERSION"
+    is_builtin = "." not in version.partition("/")[0]  # such as batch/v1, which has CronJob
+    hint = "" if is_builtin else spelling_hint(kind, _GROUPS)
+    return hint and f"is not converted: kind is {kind}; {hint}"
 
 
 class _ConvertedTemplates:

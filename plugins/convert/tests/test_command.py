@@ -1,5 +1,6 @@
 """The command `dtj convert`."""
 
+import pytest
 import yaml
 from click.testing import CliRunner
 
@@ -41,3 +42,26 @@ def test_what_can_be_converted_is() -> None:
     assert "devices" not in made[0]["spec"]["worker"]  # 0 of one is none
     assert "old: apiVersion: is kubeflow.org/v1alpha1; expected kubeflow.org/v1 or v2beta1" in result.stderr
     assert "torn: spec.mpiReplicaSpecs: is missing" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "version", "note"),
+    [
+        ("MPIJb", "kubeflow.org/v2beta1", "kind is MPIJb; did you mean MPIJob?"),
+        ("Jobset", "jobset.x-k8s.io/v1alpha2", "kind is Jobset; did you mean JobSet?"),
+        ("MPIJob", "kubflow.org/v2beta1", "apiVersion is kubflow.org/v2beta1; expected kubeflow.org/VERSION"),
+        ("TrainJob", "trainer/v1alpha1", "apiVersion is trainer/v1alpha1; expected trainer.kubeflow.org/VERSION"),
+        ("TrainingRuntme", "trainer.kubeflow.org/v1alpha1", "kind is TrainingRuntme; did you mean TrainingRuntime?"),
+        ("CronJob", "batch/v1", ""),
+        ("DistributedTrainingJob", "ringtrain.ai/v1", ""),
+        ("ConfigMap", "v1", ""),
+    ],
+)
+def test_a_misspelt_kind_beside_a_job_is_named(kind: str, version: str, note: str) -> None:
+    """The object is printed unchanged, with a note on stderr."""
+    other = {"apiVersion": version, "kind": kind, "metadata": {"name": "other"}}
+    text = yaml.safe_dump_all([MPIJOB | {"metadata": {"name": "good"}}, other])
+    result = CliRunner().invoke(main, ["convert", "-"], input=text)
+    assert (result.exit_code, list(yaml.safe_load_all(result.stdout))[1]) == (0, other)
+    notes = [line for line in result.stderr.splitlines() if line.startswith("other: ")]
+    assert notes == ([f"other: is not converted: {note}"] if note else [])
