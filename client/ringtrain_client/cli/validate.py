@@ -10,7 +10,6 @@ import click
 from ringtrain_operator.errors import ManifestUnreadable, OperatorError, counted
 from ringtrain_operator.reporting import problem_lines
 from ringtrain_operator.spec.job import Job
-from ringtrain_operator.spec.parse import part_problems
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ringtrain_operator.spec.training_container import describe_training_container
 
@@ -60,12 +59,10 @@ def _manifest_problems(path: Path, schema: PodSchema, templates: LocalTemplates)
         about = "" if isinstance(exc, ManifestUnreadable) else f"{path}: "  # its message already names the file
         yield from (f"{about}{line}" for line in problem_lines(exc))
         return
-    of_file = file_problems(documents, map(namespace_of, jobs))
+    of_file = file_problems(documents, map(namespace_of, jobs), schema)
     yield from (f"{path}: {problem}" for problem in of_file)
     for template in found:
-        problems = part_problems(template.spec, schema)
-        yield from (f"{path}: {template}: {problem}" for problem in problems)
-        if not problems:
+        if not any(problem.path.startswith(f"{template}: ") for problem in of_file):
             click.echo(f"{path}: {template} is a valid job template")
     for obj in jobs:
         try:

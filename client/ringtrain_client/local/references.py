@@ -4,27 +4,32 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from ringtrain_operator.contract import KIND
+from ringtrain_operator.contract import GROUP, KIND, VERSION
 from ringtrain_operator.errors import Invalid, Problem, found_text, shown, spelling_hint
 from ringtrain_operator.spec.job import Job
-from ringtrain_operator.spec.parse import parse_job
+from ringtrain_operator.spec.parse import parse_job, part_problems
+from ringtrain_operator.spec.parts import TEMPLATE_KINDS
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ringtrain_operator.spec.reserved import templates_of
 from ringtrain_operator.spec.template import TEMPLATES, containers_of, shape_problems
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
+from ringtrain_operator.spec.training_template import is_template, read_template
 
 from .contents import KINDS, METADATA_FIELDS, read_contents, unknown_fields
 
 # Fields of a pod that name an object: the field, the kind, and the field with the name.
 _SOURCES = (("configMap", "ConfigMap", "name"), ("secret", "Secret", "secretName"))
 _JOB_FIELDS = ("apiVersion", "kind", "metadata", "spec", "status")
+_OWN_KINDS = (KIND, *TEMPLATE_KINDS)
 _REFERENCES = (("configMap", "ConfigMap"), ("secret", "Secret"))
 
 
-def file_problems(documents: Sequence[Any], namespaces: Iterable[str]) -> list[Problem]:
-    """Return the problems of a file that are not in a job's spec: those of `_object_problems`, and contents of
-    ConfigMaps and Secrets, which jobs in `namespaces` can use, that the API server would refuse."""
-    problems = list(_object_problems(documents))
+def file_problems(
+    documents: Sequence[Any], namespaces: Iterable[str], schema: PodSchema | None = None
+) -> list[Problem]:
+    """Return the problems of a file that are not in a job's spec: those of `_object_problems`, of templates, and
+    contents of ConfigMaps and Secrets, which jobs in `namespaces` can use, that the API server would refuse."""
+    problems = [*_object_problems(documents), *_job_template_problems(documents, schema)]
     for namespace in dict.fromkeys(namespaces):
         try:
             read_contents(documents, namespace)
@@ -91,7 +96,7 @@ def _reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bo
 
 def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
     """Yield a problem for each document that is no object, each unknown field of an object or of its metadata, each
-    wrong kind or version of a ConfigMap or Secret, and each object that has the name of an earlier one."""
+    wrong kind or version of a ConfigMap or Secret or of our group, and each object with the name of an earlier one."""
     names = set()
     for number, document in enumerate(documents, 1):
         if document is None:  # "---" at the file's end; kubectl ignores it
@@ -109,6 +114,10 @@ def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
             yield Problem("kind", f"is {shown(kind)}; did you mean {meant}?")
         if meant is not None and document.get("apiVersion") != "v1":
             yield Problem(f"{owner}: apiVersion", f"{found_text(document.get('apiVersion'))}; expected 'v1'")
+        if (version := str(document.get("apiVersion"))).partition("/")[0] == GROUP and kind not in _OWN_KINDS:
+            yield Problem(f"{kind} {name}: kind", f"is {shown(kind)}; expected one of {', '.join(_OWN_KINDS)}")
+        if kind in TEMPLATE_KINDS and version != f"{GROUP}/{VERSION}":
+            yield Problem(f"{kind} {name}: apiVersion", f"is {shown(version)}; expected '{GROUP}/{VERSION}'")
         if kind == KIND:
             yield from unknown_fields(document, f"{name}: ", _JOB_FIELDS)
         if meant is not None or kind == KIND:
@@ -119,6 +128,13 @@ def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
             if name is not None and key in names:
                 yield Problem(owner or str(name), "appears twice; give one of the two another name")
             names.add(key)
+
+
+def _job_template_problems(documents: Sequence[Any], schema: PodSchema | None) -> Iterator[Problem]:
+    """Yield the problems of the templates of a file, whether or not a job names them."""
+    for template in map(read_template, filter(is_template, documents)):
+        for problem in part_problems(template.spec, schema):
+            yield Problem(f"{template}: {problem.path.replace('spec', 'spec.job', 1)}", problem.message)
 
 
 def _default_container_problems(job: Job) -> Iterator[str]:

@@ -146,9 +146,9 @@ def test_a_job_of_a_file_names_a_template(command: str, beside: bool, tmp_path: 
     ("part", "said"),
     [
         pytest.param({"backend": "mpi"}, "", id="a-small-part"),
-        pytest.param({"backnd": "mpi"}, "spec.backnd: is not a field here; did you mean backend?", id="misspelt"),
+        pytest.param({"backnd": "mpi"}, "spec.job.backnd: is not a field here; did you mean backend?", id="misspelt"),
         pytest.param({"worker": {"replicas": 2}}, "spec.job.worker.replicas: can only be set by each job", id="own"),
-        pytest.param({"slotsPerWorker": "2"}, "spec.slotsPerWorker: is '2'", id="of-a-wrong-type"),
+        pytest.param({"slotsPerWorker": "2"}, "spec.job.slotsPerWorker: is '2'", id="of-a-wrong-type"),
         pytest.param(
             {"worker": {"template": {"spec": {"nodeSelecter": {}}}}}, "did you mean nodeSelector?", id="in-a-pod"
         ),
@@ -314,13 +314,25 @@ def test_all_problems_of_a_file_are_said_at_once() -> None:
     assert "is valid" not in result.output
 
 
-@pytest.mark.parametrize("beside", [{**job("other"), "specs": {}}, OBJECTS[0][0]], ids=["job", "object"])
-def test_what_validate_refuses_beside_a_job_render_refuses_too(beside: Any, tmp_path: Path) -> None:
-    """Not only in the job's spec."""
+@pytest.mark.parametrize(
+    ("beside", "said"),
+    [
+        pytest.param({**job("other"), "specs": {}}, "other: specs", id="job"),
+        pytest.param(OBJECTS[0][0], "", id="object"),
+        pytest.param(
+            {**TEMPLATE, "spec": {"job": {"backnd": "mpi"}}}, "Template small: spec.job.backnd: is", id="template"
+        ),
+        pytest.param({**TEMPLATE, "kind": "Template"}, "Template small: kind: is 'Template'", id="kind"),
+        pytest.param({**TEMPLATE, "apiVersion": "ringtrain.dev/v1"}, "apiVersion: is 'ringtrain.dev/v1'", id="version"),
+    ],
+)
+def test_what_validate_refuses_beside_a_job_the_others_refuse_too(beside: Any, said: str, tmp_path: Path) -> None:
+    """Not only in the job's spec, and whether or not the job names it."""
     file = tmp_path / "job.yaml"
     file.write_text(yaml.safe_dump_all([job(), beside]))
-    for command in ("validate", "render"):
-        assert CliRunner().invoke(main, [command, str(file)]).exit_code == 1
+    for command in ("validate", "render", "local"):
+        result = CliRunner().invoke(main, [command, str(file)])
+        assert (result.exit_code, said in result.stderr) == (1, True), (command, result.output)
 
 
 def test_render_and_validate_say_the_same_of_references_and_images(tmp_path: Path) -> None:
