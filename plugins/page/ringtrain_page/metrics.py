@@ -76,22 +76,24 @@ class PageMetrics:
                 self.samples.add(max(0.0, at - first), samples / _PLACES)
 
     def curves(self) -> list[dict[str, Any]]:
-        """Return the curves with at least two points: name, axis, points, and steps with NaN or infinite values.
+        """Return the curves with at least two points or with values that are not finite: name, axis, points, and steps
+        with NaN or infinite values.
 
         A curve by steps ends at the lowest step of all reporting ranks, as the run's progress does.
         """
         last_step = min(self.steps.values(), default=0)
         reports = max((count for _, count in self.reported.values()), default=1) - 1
         parts, seconds = min(_MOST_PARTS, reports // _REPORTS_OF_A_PART), (self.last or 0.0) - (self.first or 0.0)
+        none, own = PageCurve(), {*self.own, *self.bad} - {"loss"}
         drawn = [
             ("loss", "step", self.loss.means(last_step)),
             (f"{self.unit}/s", "s", self.samples.rates(parts, seconds) if parts > 1 else []),
-            *((name, "step", curve.means(last_step)) for name, curve in sorted(self.own.items())),
+            *((name, "step", self.own.get(name, none).means(last_step)) for name in sorted(own)),
         ]
         return [
-            {"name": name, "of": of, "points": points, "bad": self.bad[name].means() if name in self.bad else []}
+            {"name": name, "of": of, "points": points, "bad": self.bad.get(name, none).means()}
             for name, of, points in drawn
-            if len(points) > 1
+            if len(points) > 1 or name in self.bad
         ]
 
     def axes(self) -> dict[str, list[list[float]]]:

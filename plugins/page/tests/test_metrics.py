@@ -28,6 +28,15 @@ def test_a_program_that_invents_metrics_all_day() -> None:
     assert [curve["name"] for curve in metrics.curves()] == ["same"]
 
 
+def test_a_metric_that_is_never_finite_has_a_curve_without_points() -> None:
+    """The page can say so, in the place of the curve."""
+    metrics = PageMetrics()
+    for step in range(1, 4):
+        metrics.add(0, {"step": step, "time": float(step), "notFinite": {"loss": "NaN", "norm": "Infinity"}})
+    steps = [[1.0, 1.0], [2.0, 1.0], [3.0, 1.0]]
+    assert metrics.curves() == [{"name": name, "of": "step", "points": [], "bad": steps} for name in ("loss", "norm")]
+
+
 def test_a_curve_ends_where_progress_does() -> None:
     """A step that some ranks have not reported has no point, as the run's progress does not show it."""
     metrics = PageMetrics()

@@ -250,6 +250,32 @@ async def test_many_runs_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("points", "says"),
+    [
+        ([[0, 1.0], [2, 2.0]], "step 2: fine 2, lost not finite from step 1"),
+        ([], "fine not finite from step 1, lost not finite from step 1"),
+    ],
+    ids=["one-of-two", "all"],
+)
+async def test_a_run_without_a_finite_value_is_named(points: list[list[float]], says: str, tmp_path: Path) -> None:
+    """In the legend of the curve, which has no line for it."""
+    bad = [[1, 1.0], [2, 1.0]]
+    series = [
+        {"name": "fine", "points": points, "bad": [] if points else bad},
+        {"name": "lost", "points": [], "bad": bad},
+    ]
+    found = {
+        "runs": ["fine", "lost"], "columns": ["state"], "rows": [["Succeeded"]] * 2, "differ": True,
+        "curves": [{"name": "loss", "of": "step", "series": series}],
+    }  # fmt: skip
+    (tmp_path / "page.html").write_text(page({"compare": found}))
+    async with open_browser(tmp_path / "browser") as tab:
+        await tab.open(tmp_path / "page.html")
+        assert await tab.value("document.querySelector('figcaption output').innerText") == says
+        assert tab.complaints == []
+
+
+@pytest.mark.parametrize(
     ("words", "code", "says"),
     [
         (("list",), 0, "runs does not exist, so there are no runs; `ringtrain run -np 2 python train.py` creates one"),
