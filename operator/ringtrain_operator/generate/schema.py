@@ -4,6 +4,7 @@ Unknown constructs raise SchemaUnsupported. Otherwise a bound could be lost sile
 values that the models refuse.
 """
 
+import json
 import types
 from collections.abc import Iterable
 from datetime import datetime
@@ -17,6 +18,7 @@ from pydantic_core import PydanticUndefined
 
 from ..errors import SchemaUnsupported
 from ..spec.base import Rule, Schema, StatusModel
+from ..spec.model_problems import fields_named
 
 OpenAPI = dict[str, Any]
 
@@ -44,14 +46,46 @@ def object_schema(model: type[BaseModel]) -> OpenAPI:
         schema["required"] = required
     every: tuple[Rule, ...] = getattr(model, "RULES", ())
     if rules := [rule for rule in every if not rule.once_fixed]:  # the others are rules of the whole object
-        schema["x-kubernetes-validations"] = [
-            {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"} for rule in rules
-        ]
+        schema["x-kubernetes-validations"] = [_validation(rule, model) for rule in rules]
     if issubclass(model, StatusModel):
         # Only the operator writes a status, so the API server must not fill in defaults.
         for field in properties.values():
             field.pop("default", None)
     return schema
+
+
+def _validation(rule: Rule, model: type[BaseModel]) -> OpenAPI:
+    """Return a rule in CEL. Its message ends with the values of the numbers and words that it is about."""
+    made: OpenAPI = {"rule": rule.cel, "message": rule.message, "fieldPath": f".{rule.path}"}
+    if "oldSelf" in rule.cel:
+        return made
+    kinds = {name: kind for name in fields_named(rule) if (kind := _set_scalar(name, rule, model))}
+    if kinds:
+        # With `+` the API server refuses the CRD: it estimates the cost for texts of numbers of unlimited length.
+        found = ", ".join(
+            f"{name} is %s" if kind in (bool, float, int) else f"{name} is '%s'" for name, kind in kinds.items()
+        )
+        text = json.dumps(f"{rule.message.replace('%', '%%')} ({found})")
+        made["messageExpression"] = f"{text}.format([{', '.join(f'string(self.{name})' for name in kinds)}])"
+    return made
+
+
+def _set_scalar(path: str, rule: Rule, model: type[BaseModel]) -> Any:
+    """Return the type of the field at `path`; None unless it is a scalar, and set in each object that violates the
+    rule."""
+    kind: Any = model
+    names = path.split(".")
+    for depth, name in enumerate(names, 1):
+        known = {info.alias or key: info for key, info in getattr(kind, "model_fields", {}).items()}
+        if name not in known:
+            return None
+        kind = known[name].annotation
+        if type(None) in get_args(kind):
+            if f"!has(self.{'.'.join(names[:depth])})" not in rule.cel:
+                return None
+            (kind,) = (one for one in get_args(kind) if one is not type(None))
+        kind = get_args(kind)[0] if get_origin(kind) is Annotated else kind
+    return kind if kind in (bool, float, int, str) or get_origin(kind) is Literal else None
 
 
 def field_schema(info: FieldInfo, where: str) -> OpenAPI:

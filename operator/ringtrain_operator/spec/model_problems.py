@@ -67,10 +67,15 @@ def rule_problems(model: BaseModel, path: str) -> Iterator[Problem]:
                     yield from rule_problems(item, f"{where}[{index}]")
 
 
+def fields_named(rule: Rule) -> list[str]:
+    """Return the paths, relative to the model, that a rule is about; words of its message can be among them."""
+    return list(dict.fromkeys((rule.path, *_FIELD.findall(rule.message))))
+
+
 def _values_named(rule: Rule, model: BaseModel) -> str:
     """Return the values of the fields that a rule's message names, in brackets, as an addition to the message."""
     found = {}
-    for name in (rule.path, *_FIELD.findall(rule.message)):
+    for name in fields_named(rule):
         try:
             value = field_at(model, name)
         except KeyError:

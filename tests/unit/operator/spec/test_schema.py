@@ -7,7 +7,7 @@ from pydantic import BaseModel, Field, create_model
 
 from ringtrain_operator.errors import SchemaUnsupported
 from ringtrain_operator.generate.schema import object_schema
-from ringtrain_operator.spec.base import Rule, SpecModel
+from ringtrain_operator.spec.base import Devices, Rule, SpecModel
 
 INTEGER = {"type": "integer", "format": "int64"}
 
@@ -110,13 +110,33 @@ def test_a_field_says_what_it_is_for() -> None:
 
 
 def test_rules_become_cel() -> None:
-    """A rule's CEL, message and field are in the schema."""
+    """A rule's CEL, message and field are in the schema. The message shows fields that it names and that are set."""
 
     class Ruled(SpecModel):
-        """A model with a rule."""
+        """A model with rules."""
 
         a: int = Field(description="a")
-        RULES = (Rule(cel="self.a > 0", message="positive", path="a", holds=lambda m: m.a > 0),)
+        b: int | None = Field(default=None, description="b")
+        c: Devices = Field(default={}, description="c")
+        d: Literal["on", "off"] = Field(default="on", description="d")
+        RULES = (
+            Rule(cel="self.a > 0", message="positive; or set b", path="a", holds=lambda m: m.a > 0),
+            Rule(cel="!has(self.b) || self.b > self.a", message='b is "above" a', path="b"),
+            Rule(cel="self.c.size() > 0", message="c is empty", path="c"),
+            Rule(cel="self.d == 'on'", message="d must be on", path="d"),
+            Rule(cel="self.a == oldSelf.a", message="a cannot change", path="a"),
+        )
 
-    (rule,) = object_schema(Ruled)["x-kubernetes-validations"]
-    assert rule == {"rule": "self.a > 0", "message": "positive", "fieldPath": ".a"}
+    made = object_schema(Ruled)["x-kubernetes-validations"]
+    assert made[0] == {
+        "rule": "self.a > 0",
+        "message": "positive; or set b",
+        "fieldPath": ".a",
+        "messageExpression": '"positive; or set b (a is %s)".format([string(self.a)])',
+    }
+    assert [rule.get("messageExpression") for rule in made[1:]] == [
+        '"b is \\"above\\" a (b is %s, a is %s)".format([string(self.b), string(self.a)])',
+        None,
+        "\"d must be on (d is '%s')\".format([string(self.d)])",
+        None,
+    ]
