@@ -30,14 +30,8 @@ ENV = {
 
 
 def python_of(script: str) -> str:
-    """Return a `python` for a script, whose name begins with its framework's: it has imported that.
-
-    DDP starts its own. As `main` returns, it joins gloo's thread while it holds the GIL, for which that thread may
-    wait. A process that was forked hung there.
-    """
+    """Return a `python` for a script, whose name begins with its framework's: it has imported that."""
     name = re.split("[-_]", script)[0]
-    if script == "torch-ddp":
-        return sys.executable
     return shared_python("keras" if name in ("tensorflow", "estimator") else name)
 
 

@@ -13,6 +13,8 @@ from support.gang import until
 # As a cluster has them: two executors, each a JVM of its own.
 CLUSTER = "local-cluster[2,1,1024]"
 SLOTS = 2
+# A JVM of a test lives for seconds: what its second compiler and its parallel collector do costs more than it saves.
+SHORT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextmanager
@@ -42,8 +44,10 @@ def session(directory: Path, master: str = CLUSTER, **more: str):  # type: ignor
         patch.setenv("PYSPARK_PYTHON", sys.executable)
         patch.setenv("OMP_NUM_THREADS", "1")
         patch.setenv("SPARK_LOCAL_DIRS", str(directory))
+        patch.setenv("SPARK_SUBMIT_OPTS", SHORT_JVM)
         builder = SparkSession.builder.master(master).config("spark.ui.enabled", "false")
         settings = {"spark.driver.maxResultSize": "1m", "spark.log.level": "FATAL"}
+        settings["spark.executor.extraJavaOptions"] = SHORT_JVM
         for name, value in {**settings, **{name.replace("_", "."): value for name, value in more.items()}}.items():
             builder = builder.config(name, value)
         made = builder.getOrCreate()

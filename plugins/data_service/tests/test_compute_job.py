@@ -38,8 +38,9 @@ def python() -> Iterator[str]:
         yield made
 
 
-def started(directory: Path, *words: str | Path) -> "subprocess.Popen[str]":
-    spark = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": sys.executable}
+def started(directory: Path, python: str, *words: str | Path) -> "subprocess.Popen[str]":
+    spark = {"SPARK_LOCAL_IP": "127.0.0.1", "PYSPARK_PYTHON": python, "PYSPARK_DRIVER_PYTHON": python}
+    spark["SPARK_SUBMIT_OPTS"] = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # a JVM that lives for seconds
     return subprocess.Popen(
         words,
         cwd=directory,
@@ -107,7 +108,7 @@ def commands(mode: str, python: str) -> tuple[list[str | Path], list[str | Path]
 def test_a_compute_job_that_is_ended_leaves_no_config(tmp_path: Path, python: str) -> None:
     """SIGTERM, as of a pod that is deleted: training must not take the file for that of a job that lives."""
     module = "ringtrain.tensorflow.data.compute_worker"
-    job = started(tmp_path, python, "-m", module, "compute.json")
+    job = started(tmp_path, python, python, "-m", module, "compute.json")
     try:
         deadline = time.monotonic() + DEADLINE_S
         while not (tmp_path / "compute.json").exists():
@@ -133,12 +134,12 @@ def test_both_commands_of_the_page(mode: str, tmp_path: Path, python: str) -> No
                 pytest.skip(reason)
             one, other = stack.enter_context(network(2)).hosts
             service, training = [*one.enter, *service], [*other.enter, *training]
-        trains(tmp_path, service, training)
+        trains(tmp_path, python, service, training)
 
 
-def trains(tmp_path: Path, service: list[str | Path], training: list[str | Path]) -> None:
-    compute = started(tmp_path, *service, "compute.json")
-    train = started(tmp_path, *training, "compute.json")
+def trains(tmp_path: Path, python: str, service: list[str | Path], training: list[str | Path]) -> None:
+    compute = started(tmp_path, python, *service, "compute.json")
+    train = started(tmp_path, python, *training, "compute.json")
     try:
         trained, _ = train.communicate(timeout=DEADLINE_S)
         served, _ = compute.communicate(timeout=DEADLINE_S)
