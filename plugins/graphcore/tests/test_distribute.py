@@ -175,6 +175,6 @@ def test_errors_of_estimators():
         with pytest.raises(ValueError, match="has no checkpoint; train first"):
             estimator(directory).evaluate(batches(range(1)))
         if SIZE > 1:
-            with pytest.raises(ValueError, match="train_op exchanges no data with the other"):
+            with pytest.raises(ValueError, match="train_op exchanges no data with 2 other ranks"):
                 estimator(directory, alone).train(batches(range(1)), max_steps=1)
         assert list(Path(directory).iterdir()) == []
