@@ -2,9 +2,14 @@
 
 from ringtrain.checkpoint.codecs import Codec
 from ringtrain.checkpoint.format import read_state_of, write_state
-from ringtrain.elastic.handlers import HandlerParticipant, StatefulObjectHandler, participants_by_type
+from ringtrain.elastic.handlers import (
+    HandlerParticipant,
+    StatefulObject,
+    StatefulObjectHandler,
+    is_stateful,
+    participants_by_type,
+)
 from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
-from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.elastic.transfer import broadcast as broadcast_state
 
 __all__ = [

@@ -14,10 +14,9 @@ Maturity: Beta.
 
 from ringtrain.elastic.data import ElasticShard, FixedGlobal, PerRank, shard
 from ringtrain.elastic.handlers import StateHandler
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.participants import Participant, StateExtension, register_extension
 from ringtrain.elastic.running import run
-from ringtrain.elastic.state import ObjectState, State
+from ringtrain.elastic.state import HostsUpdatedInterrupt, ObjectState, State
 
 __all__ = [
     "ElasticShard",

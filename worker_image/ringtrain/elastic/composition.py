@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Collection, Mapping
 from functools import partial
 from operator import methodcaller
 from typing import Any
 
 from ringtrain._core.wire.values import ForeignWireValues
+from ringtrain.elastic.agreement import ElasticCommonStep
 from ringtrain.elastic.data import ElasticShard
-from ringtrain.elastic.handlers import HandlerPairs, ShardHandler, StatefulObjectHandler, participants_by_type
+from ringtrain.elastic.handlers import (
+    HandlerPairs,
+    ShardHandler,
+    StatefulObject,
+    StatefulObjectHandler,
+    is_stateful,
+    participants_by_type,
+)
 from ringtrain.elastic.optimizers import ElasticOptimizer, OptimizerParticipant
 from ringtrain.elastic.participants import Participant, ParticipantSource, extensions
-from ringtrain.elastic.stateful import StatefulObject, is_stateful
-from ringtrain.elastic.transfer import check_sendable
-from ringtrain.elastic.values import PlainValues
+from ringtrain.elastic.transfer import broadcast, check_sendable
 from ringtrain.errors import ConfigurationError, kind_of
 
 
@@ -54,3 +61,39 @@ def _refusal(name: str, value: Any, foreign: ForeignWireValues | None) -> Config
     except ConfigurationError as error:
         return error
     return None
+
+
+class PlainValues(Participant):
+    """Participant of an elastic state for all its plain values. `attributes`: attributes of the state, of which `names`
+    are plain.
+
+    `foreign`: additions of the state's framework to plain values.
+    """
+
+    def __init__(self, attributes: dict[str, Any], names: Collection[str], foreign: ForeignWireValues | None) -> None:
+        self._attributes, self._names, self._foreign = attributes, names, foreign
+        self._own: dict[str, Any] | None = None  # this rank's last commit before it joined others
+        self.commit()
+
+    def kinds(self, name: str) -> Mapping[str, str]:
+        return dict.fromkeys(self._names, "value")
+
+    def commit(self) -> None:
+        self._saved = {name: copy.deepcopy(self._attributes[name]) for name in self._names}
+
+    def restore(self) -> None:
+        self._attributes.update(copy.deepcopy(self._saved))
+
+    def receive(self, agreed: ElasticCommonStep, is_undone: bool) -> None:
+        if agreed.transfers and self._names:
+            self._own = self._saved if is_undone else None
+            own = {name: self._attributes[name] for name in self._names}
+            self._attributes.update(copy.deepcopy(broadcast(own, agreed.donor, "values", self._foreign)))
+
+    def adopt(self) -> None:
+        self._own = None
+
+    def discard(self) -> None:
+        if self._own is not None:
+            self._saved, self._own = self._own, None
+            self.restore()

@@ -6,12 +6,11 @@ import copy
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol, TypeGuard
 
 from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.agreement import ElasticCommonStep
 from ringtrain.elastic.participants import Participant
-from ringtrain.elastic.stateful import StatefulObject, is_stateful
 from ringtrain.elastic.transfer import broadcast
 
 # Pairs of a type and a factory of a handler, or participant, for values of that type.
@@ -161,3 +160,16 @@ def _sync_handler(handler: StateHandler, root: int) -> None:
     handler.save()
     vars(handler).update(broadcast(_fields_of(handler), root, type(handler).__name__))
     handler.restore()
+
+
+class StatefulObject(Protocol):
+    """An object with `state_dict()` and `load_state_dict()`, such as an optimizer or a schedule."""
+
+    def state_dict(self) -> Any: ...
+
+    def load_state_dict(self, state: Any) -> Any: ...
+
+
+def is_stateful(value: object) -> TypeGuard[StatefulObject]:
+    """Return whether `value` has `state_dict` and `load_state_dict`, even if only its `__getattr__` provides them."""
+    return all(callable(getattr(value, name, None)) for name in ("state_dict", "load_state_dict"))

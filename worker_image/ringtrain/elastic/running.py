@@ -9,8 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ringtrain._core.process_groups import context
 from ringtrain._core.process_groups.formations import CARRIED, FormationPlace, own_agent
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
-from ringtrain.elastic.state import State
+from ringtrain.elastic.state import HostsUpdatedInterrupt, State
 from ringtrain.errors import GOES_ON, PeerLost, RingtrainError
 
 log = logging.getLogger("ringtrain")

@@ -17,7 +17,6 @@ from ringtrain._core.wire.values import ForeignWireValues
 from ringtrain.elastic.agreement import ElasticCommonStep, ElasticStateSummary, agree_on_common_step
 from ringtrain.elastic.composition import make_participants
 from ringtrain.elastic.handlers import HandlerPairs
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
 from ringtrain.elastic.participants import Participant, extensions
 from ringtrain.errors import ConfigurationError, MismatchError, NotRestored, counted
 
@@ -324,3 +323,15 @@ class ObjectState(State):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+
+
+class HostsUpdatedInterrupt(RuntimeError):
+    """The world is about to change. The state is committed, so nothing is lost; `elastic.run` handles this exception.
+
+    Raised by `State.commit` and `State.check_host_updates`, on all ranks at the same step, if workers join or leave.
+    `skip_sync`: Horovod's flag, here always False: every member of a new world takes part in its first exchange.
+    """
+
+    def __init__(self, skip_sync: bool = False) -> None:
+        super().__init__("the world is about to change; elastic.run continues in the next one")
+        self.skip_sync = skip_sync

@@ -18,7 +18,7 @@ from support.world_config import changed_config
 import ringtrain as rt
 from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain.diloco import DiLoCo
-from ringtrain.elastic.interrupt import HostsUpdatedInterrupt
+from ringtrain.elastic.state import HostsUpdatedInterrupt
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import SGD, AdamW, HostOptimizer, Nesterov, Rule
 from ringtrain.shared import contract

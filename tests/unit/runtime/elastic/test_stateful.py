@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ringtrain.elastic import State
-from ringtrain.elastic.stateful import is_stateful
+from ringtrain.elastic.handlers import is_stateful
 from ringtrain.errors import ConfigurationError
 
 
