@@ -8,6 +8,7 @@ from ringtrain._core.negotiation.queues import remove_process_set
 from ringtrain._core.process_groups.collectives import (
     allgather,
     allgather_async,
+    allgather_object,
     allreduce,
     allreduce_,
     allreduce_async,
@@ -19,6 +20,7 @@ from ringtrain._core.process_groups.collectives import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    broadcast_object,
     grouped_allgather,
     grouped_allgather_async,
     grouped_allreduce,
@@ -42,7 +44,6 @@ from ringtrain._core.process_groups.context import (
     size,
 )
 from ringtrain._core.process_groups.executor import Handle, poll, synchronize
-from ringtrain._core.process_groups.objects import allgather_object, broadcast_object
 from ringtrain._core.process_groups.process_sets import ProcessSet, add_process_set, global_process_set
 from ringtrain._core.reduction.ops import Adasum, Average, Max, Min, Product, ReduceOp, Sum
 from ringtrain.errors import (
