@@ -18,7 +18,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
-from ringtrain.shared.proc import ProcessView, handles_signal, is_shell, living_processes, process_view
+from ringtrain.shared.processes import ProcessView, handles_signal, is_shell, living_processes, process_view
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,7 @@ import pytest
 from support.commands import completed
 from support.needs import need
 
-from ringtrain_job.agent.machine import Gpus, MachineSampler, MachineThread
-from ringtrain_job.agent.memory import MemoryCgroup
+from ringtrain_job.agent.machine import Gpus, MachineSampler, MachineThread, MemoryCgroup
 from ringtrain_job.agent.ranks import AgentRanks
 from ringtrain_job.logs.samples import GpuUse, MachineSample, RankUse, read_sample
 

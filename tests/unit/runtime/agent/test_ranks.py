@@ -14,10 +14,9 @@ from support.small_job import of_agent
 from ringtrain.shared.address import listening_socket
 from ringtrain.shared.ports import HeldPorts, PortTaken
 from ringtrain_job.agent.config import AgentConfig
-from ringtrain_job.agent.lives import exit_phase
 from ringtrain_job.agent.main import agent_exit_code
 from ringtrain_job.agent.rank_env import rank_environment, usable_cores
-from ringtrain_job.agent.ranks import AgentRanks
+from ringtrain_job.agent.ranks import AgentRanks, exit_phase
 from ringtrain_job.control.model import Failure, Outcome, RankPhase, Reason, Verdict, World
 
 CONFIG = AgentConfig.from_env(of_agent(CHECKPOINT_DIR="/checkpoints"))
