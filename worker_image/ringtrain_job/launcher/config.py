@@ -1,6 +1,8 @@
 """Settings of the launcher, read from environment variables."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Self
 
@@ -11,7 +13,6 @@ from ringtrain.shared.settings import Settings, choice, integer, path, seconds, 
 from ringtrain_job.control.model import GENERATIONS
 from ringtrain_job.control.settings import PodSettings
 from ringtrain_job.launcher.generation_state import GenerationRules
-from ringtrain_job.launcher.plugins import check_plugins
 
 # All agents together: 70 heartbeats per second cost a launcher less than a tenth of a core (bench/scale/README.md).
 _HEARTBEATS_PER_S = 70
@@ -165,3 +166,25 @@ class LauncherConfig(PodSettings):
     def open_files(self) -> int:
         """Number of file descriptors that the launcher needs to keep a log open for each rank."""
         return self.world_size + 4 * self.workers + 256
+
+
+def check_plugins(env: EnvironmentVariables, plugins: Mapping[str, str] = contract.PLUGIN_VARIABLES) -> None:
+    """Raise ConfigurationError if `env` sets a variable whose plugin is missing and which would be ignored.
+
+    `plugins`: plugin name by variable. The value `if-installed` is never refused.
+    """
+    for variable, plugin in plugins.items():
+        value = env.optional(variable)
+        if value and value != contract.IF_INSTALLED and not _is_installed(f"ringtrain-{plugin}"):
+            raise ConfigurationError(
+                f"{variable}={quoted(value)} needs the plugin ringtrain-{plugin} where the launcher runs: "
+                f"pip install 'ringtrain[{plugin}]'"
+            )
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        distribution(name)
+    except PackageNotFoundError:
+        return False
+    return True

@@ -14,7 +14,7 @@ from support.small_job import environment
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.environment import EnvironmentVariables
-from ringtrain_job.launcher.plugins import check_plugins
+from ringtrain_job.launcher.config import check_plugins
 
 RUNTIME = Path(__file__).parents[4] / "worker_image" / "pyproject.toml"
 
