@@ -24,7 +24,8 @@ from support.browser import Tab, open_browser  # noqa: E402
 from support.gang import GangProcesses, until  # noqa: E402
 
 from ringtrain.shared.gen import coordinator_pb2 as pb  # noqa: E402
-from ringtrain.shared.gen import coordinator_pb2_grpc  # noqa: E402
+from ringtrain.shared.rpc import stub_of  # noqa: E402
+from ringtrain_job.control.wire import COORDINATOR  # noqa: E402
 from ringtrain_job.logs.journal import LogStream  # noqa: E402
 from ringtrain_job.logs.layout import AttemptFiles  # noqa: E402
 from ringtrain_page.access import page_token  # noqa: E402
@@ -186,7 +187,7 @@ async def measure(kind: str, ranks: int, seconds: int, folder: Path) -> dict[str
         launcher = job.launcher()
         until("it listens", lambda: "status on port" in launcher.err())
         before = psutil.Process(launcher.pid).memory_info().rss
-        stub = coordinator_pb2_grpc.CoordinatorStub(grpc.insecure_channel(f"127.0.0.1:{job.control_port}"))
+        stub = stub_of(grpc.insecure_channel(f"127.0.0.1:{job.control_port}"), COORDINATOR)
         workers = [Worker(stub, index, ranks // count, seconds, kind) for index in range(count)]
         for worker in workers:
             worker.begin()

@@ -1,15 +1,14 @@
 """The launcher's gang and log store behind its real service, in this process. The test gives the orders."""
 
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
-from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.rpc import RpcPeer
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Form, Member, Order, RankPhase, RankState, World
+from ringtrain_job.control.wire import COORDINATOR
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.service import CoordinatorService
@@ -28,13 +27,12 @@ class ScriptedLauncher:
         files = AttemptFiles.of(Path(job.directory / "logs"), identity.namespace, identity.name, identity.attempt)
         self.store = LogStore(files, identity.uid, identity.attempt)
         self._service = service = CoordinatorService(self.gang, self.store, identity.attempt)
-        add: Callable[..., None] = coordinator_pb2_grpc.add_CoordinatorServicer_to_server
         self._server = AsyncServer.start(
             self.config.port,
             self.config.secrets,
             RpcPeer(contract.ROLE_WORKER, identity.uid),
             clients=16,
-            register=lambda server: add(service, server),
+            services=[(COORDINATOR, service)],
         )
 
     def close(self) -> None:

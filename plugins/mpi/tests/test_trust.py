@@ -17,12 +17,11 @@ from support.deadlines import patient
 from ringtrain.shared.authentication import MpiDaemonClaim, prove
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.gen import daemons_pb2 as pb
-from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub, add_DaemonsServicer_to_server
-from ringtrain.shared.rpc import RpcPeer, dial, serve
+from ringtrain.shared.rpc import RpcPeer, add_service, dial, serve, stub_of
 from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain_job.control.model import JobIdentity
 from ringtrain_mpi.agent.children import ChildStreams, MpiDaemonChild
-from ringtrain_mpi.agent.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
+from ringtrain_mpi.agent.daemons import DAEMONS, Deadlines, MpiDaemonContext, MpiDaemonService
 from ringtrain_mpi.launcher.remote import DaemonNotStarted, MpirunDaemonOutput, MpirunRemoteDaemon
 
 DEADLINE_S = patient(60.0)
@@ -76,7 +75,7 @@ def agent(tmp_path: Path) -> Iterator[Agent]:
         secrets,
         RpcPeer("launcher", "uid-1"),
         threads=4,
-        register=lambda server: add_DaemonsServicer_to_server(service, server),  # type: ignore[no-untyped-call]
+        register=lambda server: add_service(server, DAEMONS, service),
     )
     yield Agent(server.port, spawned, places)
     server.close(0)
@@ -96,7 +95,7 @@ def converse(agent: Agent, answer: Callable[[bytes], Any]) -> list[Any]:
     requests: queue.Queue[Any] = queue.Queue()
     with dial(agent.address, secrets, RpcPeer("worker", "uid-1")) as channel:
         metadata = (("ringtrain-token", secrets.token),)
-        call = DaemonsStub(channel).Run(iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S)  # type: ignore[no-untyped-call]
+        call = stub_of(channel, DAEMONS).Run(iter(requests.get, None), metadata=metadata, timeout=DEADLINE_S)
         replies = [next(call)]
         requests.put(answer(replies[0].nonce))
         try:
@@ -122,7 +121,7 @@ def test_a_client_without_certificate_starts_nothing(agent: Agent, capfd: pytest
     tls = agent.launcher().tls
     named = (("grpc.ssl_target_name_override", "worker.uid-1.ringtrain"),)
     with grpc.secure_channel(agent.address, grpc.ssl_channel_credentials(tls.ca), options=named) as channel:
-        call = DaemonsStub(channel).Run(iter(()), timeout=DEADLINE_S)  # type: ignore[no-untyped-call]
+        call = stub_of(channel, DAEMONS).Run(iter(()), timeout=DEADLINE_S)
         with pytest.raises(grpc.RpcError):
             next(call)
     assert agent.spawned.commands == []
@@ -137,7 +136,7 @@ def test_another_jobs_certificate_starts_nothing(
     assert theirs.tls is not None
     mixed = replace(ours, tls=replace(theirs.tls, ca=ours.tls.ca))
     with dial(agent.address, mixed, RpcPeer("worker", "uid-1")) as channel:
-        call = DaemonsStub(channel).Run(iter(()), timeout=DEADLINE_S)  # type: ignore[no-untyped-call]
+        call = stub_of(channel, DAEMONS).Run(iter(()), timeout=DEADLINE_S)
         with pytest.raises(grpc.RpcError):
             next(call)
     assert agent.spawned.commands == []

@@ -16,10 +16,10 @@ from ringtrain.shared.address import own_address
 from ringtrain.shared.data_members import DATA_SERVICE
 from ringtrain.shared.environment import EnvironmentVariables
 from ringtrain.shared.gen import coordinator_pb2 as pb
-from ringtrain.shared.gen import coordinator_pb2_grpc
-from ringtrain.shared.rpc import ControlServer, RpcPeer, dial, serve
+from ringtrain.shared.rpc import ControlServer, RpcPeer, add_service, dial, serve, stub_of
 from ringtrain.shared.secrets import Secrets, load_secrets
 from ringtrain_job.control.async_server import AsyncServer
+from ringtrain_job.control.wire import COORDINATOR
 
 UID = "uid-1"
 WORKERS, LAUNCHER = RpcPeer("worker", UID), RpcPeer("launcher", UID)
@@ -85,7 +85,7 @@ def port(job: Job, kind: str) -> Iterator[int]:
 def test_the_jobs_own_worker_is_heard(job: Job, port: int) -> None:
     """The right certificate and token are let in, on unary calls and streams."""
     with dial(f"127.0.0.1:{port}", job.worker, LAUNCHER) as channel:
-        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        stub = stub_of(channel, COORDINATOR)
         assert stub.Register(pb.RegisterRequest(), timeout=DEADLINE_S, wait_for_ready=True).accepted
         assert list(stub.Orders(pb.OrdersRequest(), timeout=DEADLINE_S)) == []
 
@@ -119,7 +119,7 @@ def test_strangers_are_refused_and_logged(
         dial(f"127.0.0.1:{port}", change(job), LAUNCHER) as channel,
         pytest.raises(grpc.RpcError) as refused,
     ):
-        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+        stub_of(channel, COORDINATOR).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
     assert refused.value.code().name == code
     assert words in refused.value.details()
     if code == "PERMISSION_DENIED":
@@ -134,23 +134,19 @@ def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
         async def Announce(self, request: Any, context: Any) -> Any:
             return pb.AnnounceReply(accepted=True)
 
-    def register(server: Any) -> None:
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(LaterAnswer(), server)
-        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(Announced(), server)
-
-    server = AsyncServer.start(
-        0, job.launcher, WORKERS, clients=4, register=register, others={DATA_SERVICE: RpcPeer("data", UID)}
-    )
+    services = [(COORDINATOR, LaterAnswer()), (DATA_SERVICE, Announced())]
+    others = {DATA_SERVICE.full_name: RpcPeer("data", UID)}
+    server = AsyncServer.start(0, job.launcher, WORKERS, clients=4, services=services, others=others)
     refused = []
     with dial(f"127.0.0.1:{server.port}", data, LAUNCHER) as channel:
-        stub = coordinator_pb2_grpc.DataWorkersStub(channel)
+        stub = stub_of(channel, DATA_SERVICE)
         assert stub.Announce(pb.DataWorker(), timeout=DEADLINE_S, wait_for_ready=True).accepted
         with pytest.raises(grpc.RpcError) as error:
-            coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+            stub_of(channel, COORDINATOR).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
         refused.append(error.value.details())
     with dial(f"127.0.0.1:{server.port}", job.worker, LAUNCHER) as channel:
         with pytest.raises(grpc.RpcError) as error:
-            coordinator_pb2_grpc.DataWorkersStub(channel).Announce(pb.DataWorker(), timeout=DEADLINE_S)
+            stub_of(channel, DATA_SERVICE).Announce(pb.DataWorker(), timeout=DEADLINE_S)
         refused.append(error.value.details())
     server.close(0)
     assert "data.uid-1.ringtrain, expected worker.uid-1.ringtrain" in refused[0]
@@ -163,7 +159,7 @@ def test_a_data_worker_is_heard_as_one_alone(job: Job) -> None:
 def test_a_false_launcher_is_not_spoken_to(job: Job, port: int, peer: RpcPeer) -> None:
     """An agent that expects another role or job than the server's certificate says ends the handshake."""
     with dial(f"127.0.0.1:{port}", job.worker, peer) as channel, pytest.raises(grpc.RpcError) as refused:
-        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+        stub_of(channel, COORDINATOR).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
@@ -174,7 +170,7 @@ def test_without_certificates_only_loopback(job: Job, kind: str) -> None:
         pytest.skip("this host has no address but loopback")
     server = _serve(Secrets(), kind)
     with dial(f"{address}:{server.port}", Secrets(), LAUNCHER) as channel, pytest.raises(grpc.RpcError) as refused:
-        coordinator_pb2_grpc.CoordinatorStub(channel).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
+        stub_of(channel, COORDINATOR).Register(pb.RegisterRequest(), timeout=DEADLINE_S)
     assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
     server.close(0)
 
@@ -184,7 +180,7 @@ def test_servers_and_channels_leave_no_thread(kind: str) -> None:
     before = set(threading.enumerate())
     server = _serve(Secrets(), kind)
     with dial(f"127.0.0.1:{server.port}", Secrets(), LAUNCHER) as channel:
-        coordinator_pb2_grpc.CoordinatorStub(channel).Sync(pb.SyncRequest(), timeout=DEADLINE_S)
+        stub_of(channel, COORDINATOR).Sync(pb.SyncRequest(), timeout=DEADLINE_S)
     server.close(0)
     for thread in set(threading.enumerate()) - before:
         thread.join(DEADLINE_S)
@@ -215,10 +211,6 @@ def _load(directory: Path) -> Secrets:
 
 
 def _serve(secrets: Secrets, kind: str) -> ControlServer | AsyncServer:
-    def register(server: Any) -> None:
-        answer = Answer() if kind == "threads" else LaterAnswer()
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(answer, server)
-
     if kind == "threads":
-        return serve(0, secrets, WORKERS, threads=4, register=register)
-    return AsyncServer.start(0, secrets, WORKERS, clients=4, register=register)
+        return serve(0, secrets, WORKERS, threads=4, register=lambda server: add_service(server, COORDINATOR, Answer()))
+    return AsyncServer.start(0, secrets, WORKERS, clients=4, services=[(COORDINATOR, LaterAnswer())])

@@ -14,12 +14,12 @@ import grpc
 
 from ringtrain.errors import DataError
 from ringtrain.shared.gen import coordinator_pb2 as pb
-from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.messages import message_fields
+from ringtrain.shared.rpc import stub_of
 
 log = logging.getLogger(__name__)
 
-DATA_SERVICE: Final = "ringtrain.v1.DataWorkers"
+DATA_SERVICE: Final = pb.DESCRIPTOR.services_by_name["DataWorkers"]
 _VERSION: Final = 1
 _SAY_EVERY: Final = 20
 
@@ -115,7 +115,7 @@ class DataMemberAnnouncer:
         call_s: float,
         on_members: Callable[[str], None] = lambda _: None,
     ) -> None:
-        self._stub: Any = coordinator_pb2_grpc.DataWorkersStub(channel)
+        self._stub = stub_of(channel, DATA_SERVICE)
         self._member = member
         self._heartbeat_s = heartbeat_s
         self._call_s = call_s

@@ -5,9 +5,11 @@ import logging
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 import grpc
+from google.protobuf.message_factory import GetMessageClass
 
 from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.ports import PortTaken
@@ -97,6 +99,44 @@ def _keepalive(clients: int) -> tuple[tuple[str, int], ...]:
     return (("grpc.keepalive_time_ms", patience_ms), ("grpc.keepalive_timeout_ms", patience_ms))
 
 
+def stub_of(channel: grpc.Channel, service: Any) -> Any:
+    """Return an object with the methods of the protobuf service with the descriptor `service`, called on `channel`."""
+    return SimpleNamespace(
+        **{
+            method.name: getattr(channel, _method_kind(method))(
+                f"/{service.full_name}/{method.name}",
+                request_serializer=GetMessageClass(method.input_type).SerializeToString,
+                response_deserializer=GetMessageClass(method.output_type).FromString,
+            )
+            for method in service.methods
+        }
+    )
+
+
+def method_handlers(service: Any, servicer: Any) -> dict[str, grpc.RpcMethodHandler]:
+    """Return gRPC's handlers for the methods of the protobuf service `service`, by name. `servicer`: an object with
+    these methods."""
+    return {
+        method.name: getattr(grpc, f"{_method_kind(method)}_rpc_method_handler")(
+            getattr(servicer, method.name),
+            request_deserializer=GetMessageClass(method.input_type).FromString,
+            response_serializer=GetMessageClass(method.output_type).SerializeToString,
+        )
+        for method in service.methods
+    }
+
+
+def add_service(server: grpc.Server, service: Any, servicer: Any) -> None:
+    """Add the protobuf service `service` to `server`. `servicer`: an object with its methods."""
+    handlers = method_handlers(service, servicer)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service.full_name, handlers),))
+
+
+def _method_kind(method: Any) -> str:
+    """Return gRPC's name for how a method's requests and replies are sent, such as `unary_stream`."""
+    return "_".join("stream" if streams else "unary" for streams in (method.client_streaming, method.server_streaming))
+
+
 @dataclass(frozen=True)
 class ControlServer:
     """Server that listens on `port`."""
@@ -118,19 +158,15 @@ def serve(
     *,
     threads: int,
     register: Callable[[grpc.Server], None],
-    is_held: bool = False,
-    others: Mapping[str, RpcPeer] | None = None,
 ) -> ControlServer:
     """Start and return a server on `port` that accepts only clients with the identity `peer`.
 
     Without certificates it listens on loopback only. `threads`: number of calls that run at the same time. `register`:
-    adds the services to the server. `is_held`: whether another process has bound the port and shares it. `others`: for
-    services with other clients than `peer`, the clients' identity by the service's full name. Raises PortTaken if the
-    port is in use.
+    adds the services to the server. Raises PortTaken if the port is in use.
     """
     pool = ThreadPoolExecutor(threads, thread_name_prefix="ringtrain-rpc")
-    check = _RpcPeerInterceptor(RpcPeerCheck(secrets, peer, others or {}))
-    server = grpc.server(pool, options=server_options(threads, is_held), interceptors=[check])
+    check = _RpcPeerInterceptor(RpcPeerCheck(secrets, peer, {}))
+    server = grpc.server(pool, options=server_options(threads, False), interceptors=[check])
     register(server)
     bound = bind(server, port, secrets)
     server.start()

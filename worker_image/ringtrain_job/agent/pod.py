@@ -14,11 +14,10 @@ from typing import Any
 from ringtrain.shared import contract
 from ringtrain.shared.address import own_address
 from ringtrain.shared.data_members import DataMembersFile
-from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.masking import shown_command
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import RankProcess
-from ringtrain.shared.rpc import RpcPeer, dial, serve
+from ringtrain.shared.rpc import RpcPeer, dial, serve, stub_of
 from ringtrain_job.agent.collector import RankOutputCollector
 from ringtrain_job.agent.commit import agent_commit_of
 from ringtrain_job.agent.config import AgentConfig
@@ -43,6 +42,7 @@ from ringtrain_job.control.model import (
     SlotHistory,
     World,
 )
+from ringtrain_job.control.wire import COORDINATOR
 from ringtrain_job.logs.journal import LogStream
 from ringtrain_job.logs.printed import PrintedReports
 from ringtrain_job.logs.samples import MachineSample
@@ -92,7 +92,7 @@ class AgentPod:
         self._agent_port = self._serve(self._starter, stack) if self._starter else 0
         launcher = RpcPeer(contract.ROLE_LAUNCHER, config.job.uid)
         channel = dial(config.launcher_address, config.secrets, launcher, config.workers)
-        stub = coordinator_pb2_grpc.CoordinatorStub(channel)
+        stub = stub_of(channel, COORDINATOR)
         self.coordinator = CoordinatorClient(
             stub,
             config,

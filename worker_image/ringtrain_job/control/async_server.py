@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import grpc
 import grpc.aio
 
-from ringtrain.shared.rpc import NO_TOKEN, RpcPeer, RpcPeerCheck, bind, server_options
+from ringtrain.shared.rpc import NO_TOKEN, RpcPeer, RpcPeerCheck, bind, method_handlers, server_options
 from ringtrain.shared.secrets import Secrets
 
 # Limit for opening a port, and for closing one after the grace period of calls.
@@ -62,17 +62,18 @@ class AsyncServer:
         peer: RpcPeer,
         *,
         clients: int,
-        register: Callable[[Any], None],
+        services: Iterable[tuple[Any, Any]],
         is_held: bool = False,
         others: Mapping[str, RpcPeer] | None = None,
     ) -> "AsyncServer":
         """Start and return a server whose services have coroutines as methods.
 
-        A method with a stream of replies writes them to the context. `clients`: number of permanent connections. For
-        the other arguments and PortTaken see `serve` of shared/rpc.py.
+        `services`: pairs of a protobuf service's descriptor and an object with its methods; a method with a stream of
+        replies writes them to the context. `clients`: number of permanent connections. `is_held`: whether another
+        process has bound the port and shares it. `others`: for services with other clients than `peer`, the clients'
+        identity by the service's full name. For the other arguments and PortTaken see `serve` of shared/rpc.py.
         """
-        handlers = _ControlHandlers(RpcPeerCheck(secrets, peer, others or {}))
-        register(handlers)
+        handlers = _ControlHandlers(RpcPeerCheck(secrets, peer, others or {}), services)
         loop = asyncio.new_event_loop()
         thread = threading.Thread(target=loop.run_forever, name="ringtrain-control", daemon=True)
         thread.start()
@@ -88,22 +89,17 @@ class AsyncServer:
 class _ControlHandlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     """Handlers of the server's methods, by path. Calls without the token or from another role or job are refused."""
 
-    def __init__(self, check: RpcPeerCheck) -> None:
+    def __init__(self, check: RpcPeerCheck, services: Iterable[tuple[Any, Any]]) -> None:
         self._check = check
         self._guarded: dict[str, Any] = {}
         self._refusing: dict[str, Any] = {}
-
-    def add_generic_rpc_handlers(self, _: Any) -> None:
-        """Do nothing. Generated code calls this and then `add_registered_method_handlers`."""
-
-    def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Add the methods of one service. Generated code calls this."""
-        for name, handler in handlers.items():
-            path = f"/{service}/{name}"
-            peer = self._check.peer_of(path)
-            kind = "unary_stream" if handler.response_streaming else "unary_unary"
-            self._guarded[path] = handler._replace(**{kind: self._guard(getattr(handler, kind), peer)})
-            self._refusing[path] = handler._replace(**{kind: self._refuse})
+        for service, servicer in services:
+            for name, handler in method_handlers(service, servicer).items():
+                path = f"/{service.full_name}/{name}"
+                peer = self._check.peer_of(path)
+                kind = "unary_stream" if handler.response_streaming else "unary_unary"
+                self._guarded[path] = handler._replace(**{kind: self._guard(getattr(handler, kind), peer)})
+                self._refusing[path] = handler._replace(**{kind: self._refuse})
 
     def service(self, handler_call_details: Any) -> Any:
         """Return the handler for a call, or a handler that refuses the call if the token is wrong; None for an unknown

@@ -3,11 +3,13 @@
 import zlib
 from collections.abc import Iterator
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
 from ringtrain.shared.messages import from_message, message_fields
 from ringtrain_job.control.model import Form, Order, Prepare, Release, Start, Stop, Verdict, World
+
+COORDINATOR: Final = pb.DESCRIPTOR.services_by_name["Coordinator"]
 
 
 def order_to_message(order: Order) -> Any:

@@ -14,13 +14,13 @@ from typing import Any
 from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DATA_SERVICE
-from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.masking import shown_command
 from ringtrain.shared.processes import signal_handler
 from ringtrain.shared.rpc import RpcPeer
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import Outcome, Reason, Release, Verdict
 from ringtrain_job.control.termination import termination_message, write_termination_message
+from ringtrain_job.control.wire import COORDINATOR
 from ringtrain_job.launcher.backend import Backend, HandOver
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.data_members import DataMembers
@@ -382,18 +382,13 @@ def _open_ports(launcher: _LauncherProcess, sites: WorkerSites, stack: ExitStack
 
     service = CoordinatorService(gang, status.store, config.job.attempt, data)
     stack.callback(service.close)
-
-    def register(server: Any) -> None:
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(service, server)
-        coordinator_pb2_grpc.add_DataWorkersServicer_to_server(DataService(data), server)
-
     server = AsyncServer.start(
         config.port,
         config.secrets,
         RpcPeer(contract.ROLE_WORKER, config.job.uid),
         clients=config.workers + config.data_workers,
-        register=register,
-        others={DATA_SERVICE: RpcPeer(contract.ROLE_DATA, config.job.uid)},
+        services=[(COORDINATOR, service), (DATA_SERVICE, DataService(data))],
+        others={DATA_SERVICE.full_name: RpcPeer(contract.ROLE_DATA, config.job.uid)},
         is_held=config.ports_held,
     )
     stack.callback(server.close, 1.0)

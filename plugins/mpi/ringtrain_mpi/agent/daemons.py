@@ -8,7 +8,7 @@ import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
@@ -21,6 +21,7 @@ from ringtrain_mpi.agent.children import ChildStreams, MpiDaemonSpawner
 
 log = logging.getLogger(__name__)
 
+DAEMONS: Final = pb.DESCRIPTOR.services_by_name["Daemons"]
 _CHUNK = 64 << 10
 _NONCE_BYTES = 32
 # Limit on queued chunks: a caller that reads slowly slows the daemon down instead of filling this process's memory.

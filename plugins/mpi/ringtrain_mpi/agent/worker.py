@@ -9,7 +9,7 @@ import signal
 import socket
 import tempfile
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -17,14 +17,14 @@ from typing import Any, Final
 
 from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
-from ringtrain.shared.gen import daemons_pb2_grpc
 from ringtrain.shared.processes import NO_PROGRAM, RankProcess, make_pipe, signal_group
+from ringtrain.shared.rpc import add_service
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.agent.rank_env import generation_variables, pod_defaults, rank_variables, usable_cores
 from ringtrain_job.agent.starters import RankSink
 from ringtrain_job.control.model import RankPhase, RankState, Reason, World
 from ringtrain_mpi.agent.children import MpiAgentMainThread, MpiDaemonChildren
-from ringtrain_mpi.agent.daemons import Deadlines, MpiDaemonContext, MpiDaemonService
+from ringtrain_mpi.agent.daemons import DAEMONS, Deadlines, MpiDaemonContext, MpiDaemonService
 from ringtrain_mpi.agent.rank_registry import Arrival, Departure, MpiRankRegistry
 from ringtrain_mpi.implementation import MpiImplementation, mpi_library_of
 from ringtrain_mpi.intel import intel_daemon_variables
@@ -121,8 +121,7 @@ class MpiWorkerAgent:
         deadlines = Deadlines(start_s=config.call_s, grace_s=config.grace_s)
         context = MpiDaemonContext(self.children, self.environment, self.await_begun)
         service = MpiDaemonService(config.job, config.secrets.token, context, deadlines)
-        add: Callable[..., None] = daemons_pb2_grpc.add_DaemonsServicer_to_server
-        add(service, server)
+        add_service(server, DAEMONS, service)
 
     def assign(self, arrival: Arrival) -> RankAssignment:
         """Accept a rank that mpirun has started here; return its pipes and variables, or raise ConfigurationError."""

@@ -5,17 +5,18 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import grpc
 
 from ringtrain.errors import RingtrainError
 from ringtrain.shared.authentication import MpiDaemonClaim, prove
 from ringtrain.shared.gen import daemons_pb2 as pb
-from ringtrain.shared.gen.daemons_pb2_grpc import DaemonsStub
+from ringtrain.shared.rpc import stub_of
 
 log = logging.getLogger(__name__)
 
+_DAEMONS: Final = pb.DESCRIPTOR.services_by_name["Daemons"]
 _QUEUED_CHUNKS = 16
 
 
@@ -52,7 +53,7 @@ class MpirunRemoteDaemon:
     def run(self, output: MpirunDaemonOutput) -> int:
         """Start the daemon, forward its output, and return its exit code. Raises DaemonNotStarted if it does not start
         or the call ends early."""
-        self._call = DaemonsStub(self._channel).Run(self._outgoing(), wait_for_ready=True)
+        self._call = stub_of(self._channel, _DAEMONS).Run(self._outgoing(), wait_for_ready=True)
         impatience = threading.Timer(self._start_s, self._call.cancel)
         impatience.start()
         try:

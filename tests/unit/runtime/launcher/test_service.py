@@ -17,13 +17,12 @@ from support.deadlines import patient
 from support.small_job import environment
 
 from ringtrain.shared.gen import coordinator_pb2 as pb
-from ringtrain.shared.gen import coordinator_pb2_grpc
 from ringtrain.shared.messages import message_fields
-from ringtrain.shared.rpc import RpcPeer, dial
+from ringtrain.shared.rpc import RpcPeer, dial, stub_of
 from ringtrain.shared.secrets import Secrets
 from ringtrain_job.control.async_server import AsyncServer
 from ringtrain_job.control.model import AgentState, Outcome, RankPhase, Registration, Start, Stop, Verdict, World
-from ringtrain_job.control.wire import order_from_message
+from ringtrain_job.control.wire import COORDINATOR, order_from_message
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.service import CoordinatorService
@@ -87,13 +86,10 @@ def worker(index: int, instance: str = "first") -> Registration:
 @contextmanager
 def dialled(job: Served, clients: int, secrets: Secrets | None = None) -> Iterator[tuple[AsyncServer, Any]]:
     """A server for so many agents, which the test closes, and a stub of one who has no token."""
-
-    def register(server: grpc.aio.Server) -> None:
-        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(job.service, server)
-
-    server = AsyncServer.start(0, secrets or Secrets(), RpcPeer("worker", "uid-1"), clients=clients, register=register)
+    services = [(COORDINATOR, job.service)]
+    server = AsyncServer.start(0, secrets or Secrets(), RpcPeer("worker", "uid-1"), clients=clients, services=services)
     with dial(f"127.0.0.1:{server.port}", Secrets(), RpcPeer("launcher", "uid-1")) as channel:
-        yield server, coordinator_pb2_grpc.CoordinatorStub(channel)
+        yield server, stub_of(channel, COORDINATOR)
 
 
 @pytest.fixture
