@@ -18,10 +18,10 @@ from typing import IO
 from ringtrain_operator import contract
 from ringtrain_operator.build.agent import ANNOTATION_IMAGE, PROGRAM
 from ringtrain_operator.build.log_reader import CONTAINER, LABEL_READER, build_log_reader_pod
-from ringtrain_operator.cluster.admission import create_admitted
 from ringtrain_operator.cluster.api.errors import ApiError, Forbidden, NotFound, Unprocessable
 from ringtrain_operator.cluster.api.execute import execute_in_pod
 from ringtrain_operator.cluster.api.resources import PODS, SERVICES
+from ringtrain_operator.cluster.apply import create_admitted
 from ringtrain_operator.errors import OperatorError, counted
 from ringtrain_operator.observe.model import PodView
 from ringtrain_operator.observe.pods import view_pod

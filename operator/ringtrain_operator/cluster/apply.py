@@ -3,15 +3,14 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
-from ..build import added_pull_secrets
+from ..build import SECURITY_FIELDS, added_pull_secrets, secured_pod
 from ..build.names import ObjectRef
 from ..observe.model import Foreign, Refusal
 from ..plan import Plan, PlannedDeletion
-from .admission import create_admitted
 from .api.errors import AlreadyExists, Conflict, Forbidden, NotFound, ServerError, Unprocessable
 from .api.resources import PODS, SECRETS, SERVICE_ACCOUNTS, ApiResource, resource_of
 from .memory import ReconcileMemory
@@ -186,3 +185,25 @@ async def _delete_object(work: _ReconciledJob, deletion: PlannedDeletion) -> Non
         # It is deleted, or replaced by another object of that name.
         log.debug("the object to delete, %s, does not exist: %s", ref, absent)
     work.memory.owned.discard(ref)
+
+
+Stored = TypeVar("Stored")
+Pod = Mapping[str, Any]
+
+
+async def create_admitted(
+    create: Callable[[Pod], Awaitable[Stored]], pod: Pod, secured: frozenset[str] = frozenset()
+) -> tuple[Stored, frozenset[str]]:
+    """Create a pod with the security fields `secured`. If it is refused, repeat with the fields that the refusal names.
+
+    A refusal may come from Pod Security or from another policy engine. Returns the result of `create`, and the security
+    fields that the created pod has. Raises the ApiError of the last refusal.
+    """
+    while True:
+        try:
+            return await create(secured_pod(pod, secured)), secured
+        except (Forbidden, Unprocessable) as refused:
+            named = secured | {field for field in SECURITY_FIELDS if field in refused.message}
+            if secured_pod(pod, named) == secured_pod(pod, secured):
+                raise
+        secured = named

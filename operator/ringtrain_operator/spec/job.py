@@ -13,8 +13,7 @@ from pydantic import Field
 from ..contract import GROUP
 from .base import MOST_SLOTS, Rule, SpecModel
 from .data_workers import DataWorkers
-from .evaluator import Evaluator
-from .parts import Launcher, Mpi, Networking, TemplateRef, Worker
+from .parts import Evaluator, Launcher, Mpi, Networking, TemplateRef, Worker
 from .policy import Elastic, RunPolicy
 from .scheduling import Scheduling
 from .storage import Checkpoint, Logs

@@ -17,8 +17,7 @@ from .launcher_words import MPI, launcher_of
 from .metrics_rule import metrics_rule_problem
 from .model_problems import model_problems, rule_problems
 from .pod_schema import PodSchema, packaged_pod_spec_schema
-from .reserved import dangling_reference_problems, reserved_name_problems
-from .resolvers import dns_policy_problems
+from .reserved import dangling_reference_problems, reserved_name_problems, templates_of
 from .template import (
     TEMPLATES,
     WORKER_TEMPLATES,
@@ -237,3 +236,26 @@ def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
             )
             if found:
                 yield Problem(f"spec.{path}.spec.containers[0].command", message)
+
+
+# Search domain of a namespace's Services: <namespace>.svc.<domain of the cluster>.
+_OF_SERVICES = re.compile(r"[a-z0-9-]+\.svc(\.|$)")
+_WAYS = "leave it out, or write ClusterFirst"
+
+
+def dns_policy_problems(spec: JobSpec) -> Iterator[Problem]:
+    """Yield a problem for each DNS policy with which a pod could not find the launcher."""
+    for field, template in templates_of(spec).items():
+        pod = template.get("spec") or {}
+        policy, path = pod.get("dnsPolicy"), f"spec.{field}.spec.dnsPolicy"
+        if not field.startswith(("worker.", "dataWorkers.")):
+            continue
+        if policy == "Default":
+            yield Problem(path, f"is 'Default': the node's DNS does not know the launcher's name; {_WAYS}")
+        searched = (pod.get("dnsConfig") or {}).get("searches") or ()
+        if policy == "None" and not any(_OF_SERVICES.match(str(domain)) for domain in searched):
+            yield Problem(
+                path,
+                "is 'None', and dnsConfig.searches has no <namespace>.svc.<domain of the cluster>, which the "
+                f"launcher's name needs; add it, or {_WAYS}",
+            )

@@ -1,4 +1,4 @@
-"""Parts of `spec`: the reference to a template, worker and launcher pods, MPI, the network."""
+"""Parts of `spec`: the reference to a template, worker, launcher and evaluator pods, MPI, the network."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -133,3 +133,26 @@ class Networking(SpecModel):
     def encryption_mode(self) -> str:
         """Return the mode of encryption: none, tensors or sites (the value of RINGTRAIN_ENCRYPT)."""
         return self.encryption or ("sites" if self.sites else "none")
+
+
+class Evaluator(SpecModel):
+    """One additional pod that evaluates checkpoints. A failure of this pod does not fail the job, and the pod ends with
+    the job."""
+
+    devices: Devices = Field(
+        default={}, max_length=8, description="Extended resources of the evaluator's first container. Default: none."
+    )
+    timeout_seconds: int = Field(
+        default=300,
+        ge=0,
+        le=86400,
+        description="Seconds that the evaluator may continue after the job has succeeded, to evaluate the last "
+        "checkpoint; then it gets SIGTERM. After a failure, a suspension or a deletion it gets SIGTERM at once.",
+    )
+    template: PartialTemplate | None = Field(
+        default=None,
+        description="Pod template of the evaluator; fields that it omits (image, command, pull secrets) come from the "
+        "worker's template. Unset: the worker's template without devices.",
+    )
+
+    RULES = (DEVICES_HAVE_DOMAINS,)
