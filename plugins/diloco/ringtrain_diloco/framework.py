@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from ringtrain.adapter import CollectiveGroup, OnHostOptimizer
 from ringtrain_diloco.optimizer import DiLoCo
-from ringtrain_diloco.participant import DiLoCoParticipant
+from ringtrain_diloco.recovery import DiLoCoParticipant
 
 
 class OnHostDiLoCo(OnHostOptimizer):

@@ -9,15 +9,14 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import ringtrain as rt
 from ringtrain.adapter import Array, CollectiveGroup, HostOptimizerGroups
 from ringtrain.adapter.devices import ProcessGroupContext
-from ringtrain.adapter.state import StatefulObject
+from ringtrain.adapter.state import ElasticOptimizer, OptimizerParticipant, StatefulObject
 from ringtrain.shared.contract import ENV_TIMEOUT
 from ringtrain_diloco.fragments import DiLoCoFragment, DiLoCoSchedule, FragmentExchange
-from ringtrain_diloco.participant import DiLoCoParticipant
 from ringtrain_diloco.sites import check_elastic_sites
 from ringtrain_diloco.weights import OuterWeights
 
@@ -272,3 +271,26 @@ class DiLoCoRecovery(ABC):
     @abstractmethod
     def _land(self) -> None:
         """Wait for the exchange in progress and set the local weights from its outer weights."""
+
+
+class SynchronizingOptimizer(ElasticOptimizer, Protocol):
+    """Interface of an optimizer whose ranks synchronize after all of them have committed a step."""
+
+    @property
+    def undoable(self) -> int: ...
+
+    def finish_commit(self, whole: bool) -> None: ...
+
+
+class DiLoCoParticipant(OptimizerParticipant):
+    """Adapter for `ringtrain.elastic.State`: synchronizes after commits, can undo an outer step of each fragment."""
+
+    value: SynchronizingOptimizer
+
+    @property
+    def undoable(self) -> int:
+        return self.value.undoable
+
+    def finish_commit(self, is_planned: bool) -> None:
+        self.value.finish_commit(whole=is_planned)
+        self._committed = int(self.value.updates)
