@@ -17,8 +17,12 @@ from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.discovery import HostDiscovery
 from ringtrain_job.launcher.elastic_end import FRUITLESS_GENERATIONS, RUIN_REASON, AttemptEnd, Ruin
 from ringtrain_job.launcher.generation import Formed, advance_generation, all_members_joined, member_standings
-from ringtrain_job.launcher.generation_journal import GenerationJournal
-from ringtrain_job.launcher.generation_state import GenerationOrders, GenerationPhase, GenerationState
+from ringtrain_job.launcher.generation_state import (
+    GenerationJournal,
+    GenerationOrders,
+    GenerationPhase,
+    GenerationState,
+)
 from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostTable
 from ringtrain_job.launcher.losses import GenerationLosses
 from ringtrain_job.launcher.members import SlotView, Standing, WorldView

@@ -25,9 +25,8 @@ from ringtrain_job.launcher.agents import (
     waiting_rank_state,
 )
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.members import MemberProcess, SlotView
+from ringtrain_job.launcher.members import MemberProcess, SlotView, make_generation_world
 from ringtrain_job.launcher.verdict import GangView, RankExit, WorkerView
-from ringtrain_job.launcher.worlds import make_generation_world
 
 
 class Gang:

@@ -1,11 +1,12 @@
 """Pure functions that choose the members of an elastic job's next generation from the states of all slots (places of
-ranks)."""
+ranks), and describe a world for agents."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from ringtrain_job.control.model import ENDED, Member, RankPhase, RankState
+from ringtrain.shared.address import host_port
+from ringtrain_job.control.model import ENDED, Member, RankPhase, RankState, Registration, World
 
 
 @dataclass(frozen=True)
@@ -229,3 +230,38 @@ def choose_members(
         age[worker] = min(age.get(worker, process.joined), process.joined)
     found.sort(key=lambda one: (age[one[1]], one[1], one[0].joined, one[0].slot))
     return tuple(process for process, _ in found)
+
+
+def make_world(members: Sequence[Registration], sites: Mapping[int, str] | None = None) -> World:
+    """Return the world of the registered agents `members`, in rank order. `sites`: site names by worker index."""
+    first = members[0]
+    return World(
+        attempt=first.attempt,
+        ring_addresses=tuple(host_port(m.address, port) for m in members for port in m.ring_ports),
+        tf_addresses=tuple(host_port(m.address, port) for m in members for port in m.tf_ports),
+        master_address=first.address,
+        master_port=first.master_port,
+        sites=tuple(sites[m.worker_index] for m in members for _ in m.ring_ports) if sites else (),
+    )
+
+
+def make_generation_world(
+    generation: int,
+    members: Sequence[MemberProcess],
+    registrations: Mapping[int, Registration],
+    sites: Mapping[int, str] | None = None,
+) -> World:
+    """Return the world of `generation`. `members`: in rank order. `sites`: site names by worker."""
+    slots = next(iter(registrations.values())).slots  # equal in all registrations; the launcher refuses others
+    agents = [registrations[process.slot // slots] for process in members]
+    placed = [(agent, process.slot % slots) for agent, process in zip(agents, members, strict=True)]
+    return World(
+        attempt=agents[0].attempt,
+        ring_addresses=tuple(host_port(agent.address, agent.ring_ports[local]) for agent, local in placed),
+        tf_addresses=tuple(host_port(agent.address, agent.tf_ports[local]) for agent, local in placed),
+        master_address=agents[0].address,
+        master_port=agents[0].master_port,
+        formation=generation,
+        members=tuple(process.member for process in members),
+        sites=tuple(sites[agent.worker_index] for agent in agents) if sites else (),
+    )

@@ -10,9 +10,9 @@ from ringtrain.errors import counted, some_of
 from ringtrain.shared import contract
 from ringtrain_job.control.model import Failure, Outcome, Reason, Registration, Start, Stop, Verdict
 from ringtrain_job.launcher.backend import HandOver, RequestWorkers
+from ringtrain_job.launcher.members import make_world
 from ringtrain_job.launcher.registry import BackendContext
 from ringtrain_job.launcher.verdict import GangView, VerdictPatience, decide_verdict, with_warning
-from ringtrain_job.launcher.worlds import make_world
 
 log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from support.small_job import Clock, environment
 from ringtrain_job.control.model import AgentState, RankPhase, RankState, Refusal, Registration, Start, World
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import Gang
-from ringtrain_job.launcher.worlds import make_world
+from ringtrain_job.launcher.members import make_world
 
 CONFIG = LauncherConfig.from_env(environment(2, 2))
 ELASTIC = LauncherConfig.from_env(environment(2, 2, ELASTIC="Replace"))
