@@ -83,10 +83,6 @@ class RankOutputCollector:
         written = next((s.tail for s in self._sources if s.rank == rank and s.stream is LogStream.LOG), b"")
         return last_record_lines(written)
 
-    def join(self, timeout_s: float) -> None:
-        """Wait at most `timeout_s` until the thread has ended."""
-        self._thread.join(timeout_s)
-
     def _run(self) -> None:
         while self._selector.get_map():
             for key, _ in self._selector.select(_LOOK_S):

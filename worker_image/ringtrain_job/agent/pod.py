@@ -76,7 +76,7 @@ class AgentPod:
         if self._starter is not None:
             stack.callback(self._starter.close)
         self._contact: WorldContact | None = None
-        self._post = events.put
+        self.post: Callable[[Event], None] = events.put  # to the main thread
         has_slots = config.elastic and self._starter is None
         self._slots = ElasticSlots(config, program, self.ranks, self) if has_slots else None
         if self._slots is not None:
@@ -175,10 +175,6 @@ class AgentPod:
         self._held.release({self._ring_ports[local_rank], self._tf_ports[local_rank], self._master_port})
         _make_agent_directory(self._config.checkpoint_dir)
 
-    def started(self, process: RankProcess) -> None:
-        """Begin to collect the output of a process that was started."""
-        self._collect([process])
-
     def write_line(self, slot: int, line: str) -> None:
         """Add `line` to the slot's log."""
         self._spool.put(LogStream.LOG, slot, f"{line}\n".encode(errors="replace"))
@@ -196,17 +192,13 @@ class AgentPod:
         """Send the states of ranks to the launcher now."""
         self.coordinator.changed()
 
-    def post(self, work: Callable[[], None]) -> None:
-        """Schedule `work` on the main thread."""
-        self._post(work)
-
     def _acknowledged(self, state: AgentState) -> None:
         if self._slots is not None and any(rank.phase in ENDED for rank in state.ranks):
             self.ranks.note_reported(state.ranks)
-            self._post(lambda: None)  # wakes the main thread, which evaluates its slots
+            self.post(lambda: None)  # wakes the main thread, which evaluates its slots
 
     def collect(self, process: RankProcess) -> None:
-        """Begin to collect the output of a rank that a plugin's program starts."""
+        """Begin to collect the output of a process that the agent or a plugin's program starts."""
         self._collect([process])
 
     def rank_started(self, process: RankProcess, life: int, generation: int) -> None:

@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 from ringtrain import timeline
 from ringtrain._core.communicators.exchange import SEGMENT_BYTES
@@ -27,9 +27,6 @@ from ringtrain.shared import contract
 from ringtrain.shared.environment import LONGEST_TIMEOUT_S
 from ringtrain.shared.horovod_variables import with_counterparts
 from ringtrain.shared.rank_settings import RankProcessSettings
-
-if TYPE_CHECKING:
-    pass
 
 log = logging.getLogger("ringtrain")
 T = TypeVar("T")

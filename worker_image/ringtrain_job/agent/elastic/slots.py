@@ -62,7 +62,7 @@ class ElasticSlotHost(Protocol):
     def fitted(self, variables: Mapping[str, str], world: World) -> dict[str, str]:
         """Return `variables`, with values that are too long for the environment moved to a file."""
 
-    def started(self, process: RankProcess) -> None:
+    def collect(self, process: RankProcess) -> None:
         """Begin to collect the output of a process that was started."""
 
     def write_line(self, slot: int, line: str) -> None:
@@ -246,7 +246,7 @@ class ElasticSlots:
         else:
             if life > 1:
                 self._host.write_line(slot, f"[ringtrain] process {life} of slot {slot} begins")
-            self._host.started(process)
+            self._host.collect(process)
         self._host.changed()
 
     def _give_world(self, order: ElasticSlotOrder, slot: int) -> None:
