@@ -53,34 +53,24 @@ class TorchDeviceGroups:
                 return self._groups[key]
             if number not in self._calls:
                 self._calls[number] = world.foreign_calls(number)
-        made = self._make(world, number, communicator, device, backend)
-        with self._lock:
-            self._groups[key] = made
-        return made
-
-    def _make(
-        self,
-        world: ProcessGroupContext,
-        number: int,
-        communicator: Communicator,
-        device: torch.device,
-        backend: str,
-    ) -> TorchDeviceGroup | None:
         asked = world.config.ways.transport == "torch"
         level = logging.DEBUG if communicator.position else logging.INFO if asked else logging.WARNING
+        made = None
         try:
             made = TorchDeviceGroup(self._calls[number], communicator, device, backend, asked)
         except ConfigurationError as error:
             if asked:
                 raise
             log.log(level, "%s; they are sent through host memory", error)
-            return None
-        why = "" if asked else ", chosen automatically (RINGTRAIN_TRANSPORT=host: use host memory)"
-        log.log(
-            level, "torch.distributed's %s reduces tensors on %s among %d ranks%s; it may sum in another order",
-            backend, device.type, made.size, why,
-        )  # fmt: skip
-        world.run_with_set(number, made)  # after the queue, whose thread has ended when the group ends
+        else:
+            why = "" if asked else ", chosen automatically (RINGTRAIN_TRANSPORT=host: use host memory)"
+            log.log(
+                level, "torch.distributed's %s reduces tensors on %s among %d ranks%s; it may sum in another order",
+                backend, device.type, made.size, why,
+            )  # fmt: skip
+            world.run_with_set(number, made)  # after the queue, whose thread has ended when the group ends
+        with self._lock:
+            self._groups[key] = made
         return made
 
     def in_use(self) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -261,9 +261,8 @@ def torch_optimizer_made_again(optimizer: torch.optim.Optimizer, form: WrappedTo
     passes, op, predivide, sparse_as_dense = form.options
     compression = getattr(Compression, form.compression) if isinstance(form.compression, str) else form.compression
     options = TorchSyncOptions(compression, passes, op, predivide, sparse_as_dense, global_process_set)
-    return _wrapped_torch_optimizer(
-        optimizer, dict(zip(params, form.names, strict=True)), _parameters_at(params, form.groups), options
-    )
+    groups = [[params[index] for index in group] for group in form.groups]
+    return _wrapped_torch_optimizer(optimizer, dict(zip(params, form.names, strict=True)), groups, options)
 
 
 def _wrapped_torch_optimizer(
@@ -275,10 +274,6 @@ def _wrapped_torch_optimizer(
     wrapped._synchronized = wrapped._skip = False
     wrapped._steps, wrapped._step_began_ns = 0, time.perf_counter_ns()
     return wrapped
-
-
-def _parameters_at(params: Sequence[Param], groups: Sequence[Sequence[int]]) -> list[list[Param]]:
-    return [[params[index] for index in group] for group in groups]
 
 
 def _updated_torch_step(step: Callable[[], Any]) -> Any:
