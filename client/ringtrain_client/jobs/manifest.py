@@ -49,9 +49,8 @@ def escape_references(value: Any) -> Any:
 
 def manifest_of(training: Training, name: str) -> Json:
     """Return the DistributedTrainingJob for `training`. It is not validated yet."""
-    container: Json = (
-        {} if training.template else {"name": CONTAINER}
-    )  # without a name it is the template's first container
+    # Without a name it is the template's first container.
+    container: Json = {} if training.template else {"name": CONTAINER}
     container |= {"image": training.image} if training.image else {}
     container["command"] = list(training.command)
     if training.env:

@@ -61,9 +61,8 @@ async def observe_job(
     memory.listed = True
     ours, others = split_owned(pods, meta["uid"])
     if not any(_is_pod_of_attempt(p, status.get("attempt")) for p in ours):
-        memory.forget_objects(
-            int(status.get("attempt") or 0)
-        )  # the next pods need all objects that they mount, and their ServiceAccount
+        # The next pods need all objects that they mount, and their ServiceAccount.
+        memory.forget_objects(int(status.get("attempt") or 0))
     if began and not ended:  # before, creations show existing names; afterwards nothing is created
         await read_objects(api, job, memory)
     nodes = await _readiness_of_suspects(api, ours, now)
@@ -271,10 +270,7 @@ async def _events_about_pod(api: ApiClient, namespace: str, pod: PodView) -> lis
 
 
 def _event_time(event: Json) -> str:
+    """Return the latest timestamp of `event`, in the API's format."""
     series: Json = event.get("series") or {}
-    return _latest_time(series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"))
-
-
-def _latest_time(*times: object) -> str:
-    """Return the latest of `times`, which are timestamps in the API's format."""
+    times = series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime")
     return max(str(time or "") for time in times)

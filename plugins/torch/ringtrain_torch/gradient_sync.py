@@ -90,9 +90,8 @@ class TorchGradientSync:
         self._world: weakref.ref[Any] = weakref.ref(current_world())
         self._alone = trains_alone(options.process_set)
         self._hooks: list[Any] = []
-        weakref.finalize(
-            self, remove_gradient_hooks, self._hooks
-        )  # a model may get many optimizers one after the other
+        # A model may get many optimizers one after the other.
+        weakref.finalize(self, remove_gradient_hooks, self._hooks)
         self.set_passes(options.passes)
         self.watch()
 

@@ -139,14 +139,11 @@ def make_cut(model: OptimizedModel, group: CollectiveGroup, devices: DeviceReduc
     arenas = ParameterArenas(layout, model.state_names, group.rank if model.sharded else None, group, kernels)
     if devices is not None:
         devices.attach(layout, arenas)
-    lane = (
-        group.parallel_group() if group.size > 1 and devices is None else None
-    )  # devices need one order of collectives
-    wire = (
-        None
-        if model.compression is None
-        else _optimizer_wire((group, lane or group), layout, arenas, model.compression)
-    )
+    # Devices need one order of collectives.
+    lane = group.parallel_group() if group.size > 1 and devices is None else None
+    wire = None
+    if model.compression is not None:
+        wire = _optimizer_wire((group, lane or group), layout, arenas, model.compression)
     undo = _optimizer_undo(layout, arenas, wire) if model.elastic else None
     mirrors = _shard_mirrors(model, layout, (group, lane or group), MirrorTools(model.state_names, kernels, wire))
     shard = ShardUpdate(

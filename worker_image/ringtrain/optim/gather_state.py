@@ -45,9 +45,8 @@ def gather_state(context: UpdateContext, wanted: OptimizerStateRequest) -> dict[
     pending = _begin_optimizer_agreement(context, wanted)
     # The receiving rank begins all gathers at once; the others need memory for only one at a time.
     slots = list(_slots_to_fill(context)) if keep else _slots_to_fill(context)
-    missed = _agreed_state_request(
-        context, pending, wanted
-    )  # before any gather, in which ranks that disagree would not take part
+    # Before any gather, in which ranks that disagree would not take part.
+    missed = _agreed_state_request(context, pending, wanted)
     arrays = _filled_optimizer_slots(context.group, slots, keep)
     owed = _filled_optimizer_slots(context.group, _feedback_to_fill(context), keep) if wanted.error_feedback else {}
     if not keep:

@@ -166,9 +166,8 @@ class NamedQueue:
                 moved = self._run_round(own_round)
             except Exception as error:  # every waiting thread must get the error, whatever it is
                 if not isinstance(error, RingtrainError) and len(self.ranks) > 1:
-                    self._give_up(
-                        error
-                    )  # other ranks wait for this one, or continue without the requests that it drops now
+                    # Other ranks wait for this one, or continue without the requests that it drops now.
+                    self._give_up(error)
                 self._agreement, self._last = RequestNegotiation(self.ranks), ([], [])
                 self._fail_all(error if isinstance(error, RingtrainError) else _named_queue_error(error))
                 moved = True

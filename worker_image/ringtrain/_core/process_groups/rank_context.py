@@ -102,9 +102,8 @@ class ProcessGroupContext:
         self._former_sets: set[int] = set()  # from the former world, not yet added here
         self.groups: dict[int, ProcessGroup] = {}  # for the public collectives, by set
         self._communicators: dict[int, Communicator] = {}  # all communicators, by number
-        self._further: Counter[int] = (
-            Counter()
-        )  # further communicators of a set, besides those of queue and collectives
+        # Further communicators of a set, besides those of queue and collectives.
+        self._further: Counter[int] = Counter()
         self._attached: dict[type[Any], Any] = {}
         self._closing = False
         try:

@@ -118,9 +118,8 @@ class MembershipTable:
         self._await(known, size, end)
         await_peer_answers(answers, end - time.monotonic())
         if not all(map(is_peer_answered, answers)):
-            self._failure_state.wait(
-                self._ring.probe_timeout_s
-            )  # the monitor finds the cause; a partner may have just left
+            # The monitor finds the cause. A partner may have just left.
+            self._failure_state.wait(self._ring.probe_timeout_s)
         self._failure_state.check()
 
     def _tell(self, peer: int, round_: int, ranks: Sequence[int], end: float) -> "Future[bytes]":
