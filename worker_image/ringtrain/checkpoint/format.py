@@ -225,10 +225,9 @@ def checked_checkpoint_step(step: Any) -> int:
 def write_state(file: BinaryIO, step: int, state: Any) -> None:
     """Write `state` to `file`, which must be seekable."""
     tree, arrays = split(state)
-    described = {
-        name: describe_checkpoint_array(array) | {"sha256": _stored_array_digest(array)}
-        for name, array in arrays.items()
-    }
+    described = describe_checkpoint_arrays(arrays)
+    for name, array in arrays.items():
+        described[name]["sha256"] = _stored_array_digest(array)
     manifest = {"version": VERSION, "step": step, "tree": tree, "arrays": described}
     with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
         archive.writestr(zipfile.ZipInfo(MANIFEST), json.dumps(manifest))
@@ -259,9 +258,9 @@ def read_state_of(file: BinaryIO, name: str, step: int | None = None) -> Any:
         raise DamagedCheckpoint(f"{name} is damaged: {str(error) or type(error).__name__}") from error
 
 
-def describe_checkpoint_array(array: NDArray[Any]) -> dict[str, Any]:
-    """Return dtype and shape, JSON-safe; `empty_checkpoint_array` allocates such an array."""
-    return {"dtype": array.dtype.name, "shape": list(array.shape)}
+def describe_checkpoint_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
+    """Return dtype and shape of each whole array, JSON-safe; `empty_checkpoint_array` allocates such an array."""
+    return {name: {"dtype": array.dtype.name, "shape": list(array.shape)} for name, array in arrays.items()}
 
 
 def empty_checkpoint_array(described: Mapping[str, Any]) -> NDArray[Any]:

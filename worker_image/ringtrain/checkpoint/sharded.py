@@ -20,16 +20,15 @@ from ringtrain._core.process_groups.group import CollectiveGroup
 from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain._core.reduction.cuts import ArrayPart
 from ringtrain.checkpoint.complete import complete_checkpoints, remove_old_checkpoints, step_of
-from ringtrain.checkpoint.format import DamagedCheckpoint, checked_checkpoint_step, join, split_parts
-from ringtrain.checkpoint.locations import JobCheckpoints, ObjectLocation, checkpoint_object_location, own_folder
-from ringtrain.checkpoint.shards import (
-    describe_shard_arrays,
-    own_part,
-    read_manifest,
-    stored_arrays,
-    write_manifest,
-    write_shard,
+from ringtrain.checkpoint.format import (
+    DamagedCheckpoint,
+    checked_checkpoint_step,
+    describe_checkpoint_arrays,
+    join,
+    split_parts,
 )
+from ringtrain.checkpoint.locations import JobCheckpoints, ObjectLocation, checkpoint_object_location, own_folder
+from ringtrain.checkpoint.shards import own_part, read_manifest, stored_arrays, write_manifest, write_shard
 from ringtrain.checkpoint.store import EarlierStepNotice, Saved
 from ringtrain.errors import CheckpointError, ConfigurationError, MismatchError, ObjectMissing, StorageError
 from ringtrain.report import report_start
@@ -98,7 +97,7 @@ class ShardedCheckpoints:
         """
         tree, arrays = split_parts(state)
         step = checked_checkpoint_step(step)
-        described = describe_shard_arrays(arrays)
+        described = describe_checkpoint_arrays(arrays)
         rank, size = self._group.rank, self._group.size
         parts = {name: part for name, array in arrays.items() if (part := own_part(name, array, rank, size))}
         folder = self._agree(step, described)

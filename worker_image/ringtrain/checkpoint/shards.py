@@ -72,11 +72,6 @@ def own_part(name: str, array: NDArray[Any] | ArrayPart, rank: int, size: int) -
     return ArrayPart(np.ascontiguousarray(array).reshape(-1)[start:stop], array.shape, start)
 
 
-def describe_shard_arrays(arrays: Mapping[str, NDArray[Any] | ArrayPart]) -> dict[str, dict[str, Any]]:
-    """Return dtype and shape of each whole array as JSON-safe values."""
-    return {name: {"dtype": a.dtype.name, "shape": list(a.shape)} for name, a in arrays.items()}
-
-
 def write_shard(store: ObjectStore, rank: int, parts: Mapping[str, ArrayPart]) -> None:
     """Write the files of `rank`, then a list of their contents. Raises StorageError if the store fails."""
 

@@ -20,7 +20,7 @@ from ringtrain._core.process_groups.process_sets import group_of
 from ringtrain.checkpoint.format import (
     DamagedCheckpoint,
     checked_checkpoint_step,
-    describe_checkpoint_array,
+    describe_checkpoint_arrays,
     empty_checkpoint_array,
     join,
     read_state,
@@ -265,7 +265,7 @@ class Checkpoints:
                 found = self._read_latest()
                 if found is not None:
                     tree, arrays = split(found.state)
-                    described = {name: describe_checkpoint_array(array) for name, array in arrays.items()}
+                    described = describe_checkpoint_arrays(arrays)
                     announced = {"step": found.step, "path": str(found.path), "tree": tree, "arrays": described}
                 report_start(found.step if found else 0, str(found.path) if found else "")
                 CARRIED.restored = str(found.path) if found else ""
