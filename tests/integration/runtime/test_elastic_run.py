@@ -187,3 +187,13 @@ def test_a_run_within_a_run(tmp_path: Path) -> None:
         [*ringtrain, "--on-loss", "Restart", *ringtrain, "sh", "-c", inner], cwd=tmp_path, timeout=DEADLINE_S
     )
     assert (done.returncode, done.stdout) == (0, "[0] [0] rank 0 of 1, elastic: no, slot: none\n")
+
+
+def test_a_world_below_max_np_shows_its_progress(tmp_path: Path) -> None:
+    """Steps are complete when the ranks of the world have reported them, not all ranks that it may have."""
+    train = "import ringtrain as rt; rt.init(); [rt.report(step, samples=8, loss=0.5) for step in (1, 2, 3)]"
+    out, err = ringtrain_run(
+        tmp_path, "-np", "1", "--min-np", "1", "--max-np", "2", sys.executable, "-c", train
+    ).communicate(timeout=DEADLINE_S)
+    assert "starting 1 rank\n" in out + err
+    assert re.search(r"^Step \d  .*loss: 0.500$", out, re.MULTILINE), out + err

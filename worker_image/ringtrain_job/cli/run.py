@@ -175,7 +175,7 @@ def run(
     files = AttemptFiles(folder / "1")
     horovod.link_outputs(files, slots if world is None else world.log_slots)
     taken = [] if name in (None, folder.name) else [f"a run {name} exists; this one is {folder.name}"]
-    notes = [*horovod.notes, *taken, *task_notes(os.environ), _starting_text(slots, len(placed))]
+    notes = [*horovod.notes, *taken, *task_notes(os.environ), _starting_text(ranks, len(placed))]
     for note in () if quiet else notes:
         print_line(note)
     place = {

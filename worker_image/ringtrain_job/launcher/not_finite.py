@@ -54,15 +54,10 @@ class NotFiniteReports:
     def now(self) -> dict[str, NotFinite]:
         """Return the values that are not finite now, by name.
 
-        If several ranks report such a value of one name, return the value that has not been finite for the longest
-        time.
+        If several ranks report such a value of one name, return that of the rank whose report came first, which
+        `first_loss` has, too.
         """
-        first = {
-            name: min(found.values(), key=lambda one: (one.since, one.rank))
-            for name, found in self._found.items()
-            if found
-        }
-        return dict(sorted(first.items()))
+        return {name: next(iter(found.values())) for name, found in sorted(self._found.items()) if found}
 
 
 def verdict_on_loss(view: GangView, loss: NotFinite, setting: str) -> Verdict:

@@ -112,7 +112,7 @@ class StatusSnapshot:
             if not counts:
                 return
             if is_first:
-                self.reports.start_over(1 if "printed" in report else self.config.world_size)
+                self.reports.start_over(1 if "printed" in report else self.world_size)
         self.last_progress = time.time()
         self.first_progress = self.first_progress or self.last_progress
         with self.reports as reports:

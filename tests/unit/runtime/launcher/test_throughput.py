@@ -140,3 +140,13 @@ def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
     throughput.add(1, report(5, 105.0))
     assert line(5, (0.5, 0.7)) == "Step 5  loss: 0.600"
     assert str(throughput.first_bad_loss) == "NaN since step 2 (rank 1)"
+
+
+def test_the_rank_whose_loss_was_first_not_finite_is_named_everywhere() -> None:
+    """In the progress as in the failure, although another rank reports the same step later."""
+    throughput = GangThroughput(2)
+    for rank in (1, 0):
+        throughput.add(rank, report(5, 105.0, notFinite={"loss": "NaN"}))
+    progress = throughput.progress()
+    assert progress is not None
+    assert str(progress.not_finite["loss"]) == str(throughput.first_bad_loss) == "NaN since step 5 (rank 1)"
