@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from ringtrain.errors import ConfigurationError, counted, quoted
 from ringtrain.shared import contract
@@ -66,6 +66,9 @@ def _read_otel(env: EnvironmentVariables) -> tuple[str, ...]:
     return asked
 
 
+NO_POD: Final = "launcher"  # name of the launcher outside of pods
+
+
 @dataclass(frozen=True, kw_only=True)
 class LauncherConfig(PodSettings):
     """Settings of the launcher. `sinks`: names of tools that also receive the ranks' reports, by plugins."""
@@ -74,7 +77,7 @@ class LauncherConfig(PodSettings):
     status_port: int = tcp_port(contract.ENV_STATUS_PORT, contract.PORT_STATUS)
     ports_held: bool = switch(contract.ENV_PORTS_HELD)
     log_root: Path = path(contract.ENV_LOG_DIR, Path(contract.LOG_DIR))
-    pod: str = text(contract.ENV_POD_NAME, "launcher")
+    pod: str = text(contract.ENV_POD_NAME, NO_POD)
     node: str = text(contract.ENV_NODE_NAME, "")
     status_token: str = text(contract.ENV_STATUS_TOKEN, "")
     writes_report: bool = setting(lambda env, _: env.optional(contract.ENV_LOG_REPORT) in ("1", contract.IF_INSTALLED))
@@ -98,9 +101,14 @@ class LauncherConfig(PodSettings):
         return super().read(env, **known)
 
     @property
+    def is_of_run_command(self) -> bool:
+        """Whether `ringtrain run` started this launcher. On a cluster and in `dtj local`, it is a pod with a name."""
+        return self.pod == NO_POD
+
+    @property
     def nan_setting(self) -> str:
-        """Name by which the user of this launcher, `ringtrain run` or a pod, knows `fail_on_nan`."""
-        return "--fail-on-nan" if self.ports_held else "spec.runPolicy.failOnNaN"
+        """Name by which the user of this launcher knows `fail_on_nan`: an option, or a field of the job."""
+        return "--fail-on-nan" if self.is_of_run_command else "spec.runPolicy.failOnNaN"
 
     @property
     def status_tokens(self) -> tuple[str, ...]:

@@ -228,7 +228,7 @@ class _LauncherProcess:
             has_loss = reports.has_loss
         if verdict.outcome is not Outcome.SUCCEEDED or not self._config.fail_on_nan or has_loss:
             return verdict
-        metrics = "--metrics" if self._config.ports_held else "spec.logs.metrics"
+        metrics = "--metrics" if self._config.is_of_run_command else "spec.logs.metrics"
         warning = (
             f"{self._config.nan_setting} had no effect: no rank reported a loss; call ringtrain.report(step, "
             f"loss=...), or name the loss in printed lines by {metrics}"
