@@ -2,17 +2,18 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
 import click
-from rich.console import Console
+from rich.console import Console, Group
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from ringtrain_operator.errors import counted
 from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_container import training_container_index
 
@@ -111,6 +112,15 @@ def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
     return table
 
 
+def _newest_jobs_table(jobs: Sequence[Json], columns: JobColumns, console: Console) -> Group:
+    """Return the table of as many jobs as the terminal has lines for, the newest, with the number of all others."""
+    lines = max(console.height - 3, 1)  # without the header, the line with the number, and the cursor's
+    newest = sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))[-lines:]
+    table = _jobs_table([job for job in jobs if job in newest], columns, console.width)
+    older = len(jobs) - len(newest)
+    return Group(table, *([f"{counted(older, 'older job')} not shown; without --watch, all are"] if older else []))
+
+
 def _name_cells(job: Json, columns: JobColumns, runs: Mapping[str, str]) -> list[str]:
     """Return the cells of namespace and name. `runs`: names to show instead of the job's, by uid."""
     name = _shown_name(job, runs)
@@ -130,7 +140,7 @@ async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
         while True:
             jobs = await client.backend.select(everywhere=columns.namespace)
             if live is not None:
-                live.update(_jobs_table(jobs, columns, console.width), refresh=True)
+                live.update(_newest_jobs_table(jobs, columns, console), refresh=True)
             elif any(changed := [shown.get(job["metadata"]["uid"]) != job for job in jobs]):
                 with console.capture() as printed:  # all rows, so that the columns have the same widths
                     console.print(_jobs_table(jobs, columns, console.width))

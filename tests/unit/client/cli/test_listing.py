@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from rich.console import Console
 from support.jobs import job
 
-from ringtrain_client.cli.listing import print_jobs
+from ringtrain_client.cli.listing import JobColumns, _newest_jobs_table, print_jobs
 from ringtrain_client.cli.main import main
 from ringtrain_client.local.past_runs import write_job
 
@@ -85,3 +86,19 @@ def test_names_of_runs_are_distinct(in_runs: None, tmp_path: Path) -> None:
     shutil.copytree(tmp_path / "runs" / "digits-20260101-000000", copied)
     names = CliRunner().invoke(main, ["list", "--local", "-o", "name"]).output.split()
     assert sorted(names) == sorted([LONG, "digits-again", "digits-20260101-000000"])
+
+
+@pytest.mark.parametrize("height", [24, 5, 1])
+def test_a_watched_list_that_is_longer_than_the_terminal_shows_the_newest(height: int) -> None:
+    """The job that was just created is among them, and the last line has the number of the others."""
+    jobs: list[dict[str, Any]] = [job(f"job-{number:02d}") for number in range(30)]
+    for number, made in enumerate(jobs):
+        created = f"2026-01-01T00:00:{(number + 15) % 30:02d}Z"  # job-14 is the newest
+        made["metadata"] |= {"namespace": "default", "creationTimestamp": created, "uid": str(number)}
+    console = Console(width=80, height=height)
+    with console.capture() as printed:
+        console.print(_newest_jobs_table(jobs, JobColumns(), console))
+    lines = printed.get().splitlines()
+    assert len(lines) <= max(height, 3)
+    assert any(line.startswith("job-14 ") for line in lines)
+    assert lines[-1].startswith(f"{30 - (len(lines) - 2)} older jobs not shown")
