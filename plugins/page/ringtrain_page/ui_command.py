@@ -14,7 +14,7 @@ import click
 
 from ringtrain.errors import counted
 from ringtrain.shared.ports import PortTaken
-from ringtrain_job.cli.runs import Run, find_run, find_runs, runs_option
+from ringtrain_job.cli.runs import Run, find_run, find_runs, no_runs_text, runs_option
 from ringtrain_job.launcher.http import HttpServer
 from ringtrain_job.launcher.summary import RUNNING
 from ringtrain_page.access import PageAccess, page_link, read_page_link
@@ -53,6 +53,8 @@ def ui(run: str | None, runs: Path, port: int, opens: bool) -> None:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda *_: asked.set())
         click.echo(link)
+        if shown is None and not find_runs(runs):
+            click.echo(no_runs_text(runs), err=True)
         if opens:
             click.launch(link)
         asked.wait()

@@ -72,7 +72,7 @@ def _ui(folder: Path, *words: str) -> Iterator[str]:
         yield link
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=DEADLINE_S)
-        assert (process.returncode, said) == (0, "stopped serving the page\n")
+        assert (process.returncode, said.splitlines()[-1]) == (0, "stopped serving the page")
         with pytest.raises(ConnectionRefusedError):
             _get(link, "/")
     finally:
@@ -101,6 +101,24 @@ def test_an_attempt_that_was_copied_or_renamed_is_read(folder: Path, name: str) 
     assert re.search(rf'"attempt": ?{number},', (attempt / "report.html").read_text())
     with _ui(folder, str(attempt)) as link:
         assert _get(link, f"{urlsplit(link).path}?{urlsplit(link).query}")[0] == 303
+
+
+def test_a_folder_without_runs_is_served_with_a_word(tmp_path: Path) -> None:
+    """Runs may come, so the page is served; a line says that there are none, and how to make one."""
+    process = subprocess.Popen(
+        _command("ui", "--runs", "nosuch"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        assert process.stderr.readline().startswith("nosuch does not exist, so there are no runs; `ringtrain run")
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=DEADLINE_S)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
 
 
 async def test_runs_are_pages(folder: Path, tmp_path: Path) -> None:
