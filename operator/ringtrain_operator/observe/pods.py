@@ -337,7 +337,9 @@ def _remedy(message: str, role: Role) -> str:
     """Return advice to append to a kubelet's message about runAsNonRoot; empty for other messages."""
     if "runAsNonRoot" not in message:
         return ""
-    context = f"spec.{_FIELDS.get(role, role)}.template.spec.securityContext"
+    # A launcher without a user of its own gets the workers'.
+    field = "worker" if role == contract.ROLE_LAUNCHER else _FIELDS.get(role, role)
+    context = f"spec.{field}.template.spec.securityContext"
     return (
         f"; set {context}.runAsUser to the number of a user who can run the image, or, if the namespace's Pod "
         f"Security allows root, set {context}.runAsNonRoot to false"

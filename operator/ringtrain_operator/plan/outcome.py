@@ -243,7 +243,7 @@ def _memory_limit_text(pod: PodView, s: Situation) -> str:
     template = spec.worker.template_of(pod.id.index) if is_worker else spec.launcher.template
     main = (template.get("spec") or {}).get("containers") or [{}]
     limit = ((main[0].get("resources") or {}).get("limits") or {}).get("memory")
-    return f"; its container may have {limit}, set resources.limits.memory" if limit else ""
+    return f"; its container may have {limit}, raise resources.limits.memory" if limit else ""
 
 
 def failure_of_slowest(s: Situation, reason: str, message: str) -> Failure:

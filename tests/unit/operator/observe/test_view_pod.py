@@ -9,9 +9,9 @@ from ringtrain_operator.observe.model import PodView
 from ringtrain_operator.observe.pods import owned_by, owner_name, pull_of, read_report, termination_of, view_pod
 
 
-def view(**status: Any) -> PodView:
-    """A worker's pod with this status."""
-    labels = {"role": "worker", "attempt": "2", "worker-index": "1"}
+def view(role: str = "worker", **status: Any) -> PodView:
+    """A worker's pod with this status, or that of another role."""
+    labels = {"role": role, "attempt": "2", "worker-index": "1"}
     metadata = {
         "name": "digits-worker-1",
         "labels": {f"ringtrain.dev/{key}": value for key, value in labels.items()},
@@ -151,6 +151,8 @@ def test_an_image_whose_user_is_refused(words: str) -> None:
     assert pod.wait.message.startswith(words)
     for field in ("runAsUser", "runAsNonRoot"):
         assert f"spec.worker.template.spec.securityContext.{field}" in pod.wait.message
+    launcher = view("launcher", containerStatuses=[{"name": "train", "state": state}])
+    assert launcher.wait.message == pod.wait.message  # it has the workers' user, unless its template has one
 
 
 def test_owners() -> None:

@@ -139,7 +139,7 @@ def test_an_out_of_memory_kill_is_said() -> None:
     w.pod_ends("digits-worker-0", 137, reason="OOMKilled")
     w.launcher_ends(137, reason="AgentLost", message="the agent of digits-worker-0 is lost")
     assert w.status.failure.message == (
-        "digits-worker-0 was killed because it ran out of memory (OOMKilled); its container may have 8Gi, set "
+        "digits-worker-0 was killed because it ran out of memory (OOMKilled); its container may have 8Gi, raise "
         "resources.limits.memory"
     )
 
