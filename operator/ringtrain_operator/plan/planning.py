@@ -215,10 +215,14 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
 
 
 def _accepted_message(s: Situation) -> str:
-    """Return the message of the condition Accepted: the job's template and training container, unless obvious."""
+    """Return the message of the condition Accepted: the job's template and training container, unless obvious, and a
+    queue that had no effect."""
     stored = s.status.template
     used = f"uses {stored.kind} {stored.name} as of its acceptance ({stored.hash})" if stored is not None else ""
-    return "; ".join(filter(None, (used, describe_training_container(s.job.spec.worker.template))))
+    skipped = ""
+    if s.status.ledger.queued_as == "PodGroup":
+        skipped = f"does not wait in the queue {s.job.queue}: the operator found no Kueue that it may use"
+    return "; ".join(filter(None, (used, describe_training_container(s.job.spec.worker.template), skipped)))
 
 
 def _is_waiting_for_resources(s: Situation, status: JobStatus) -> bool:

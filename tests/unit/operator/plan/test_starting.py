@@ -454,6 +454,9 @@ def test_a_queue_without_workloads_of_kueue_is_reported(scheduling: dict[str, st
     w = World(job(scheduling=scheduling))
     w.start_gang()
     assert w.reasons().count("QueueByLabels") == events
+    accepted = w.status.condition("Accepted")
+    assert accepted is not None
+    assert ("does not wait in the queue research: the operator found no Kueue" in accepted.message) == events
 
 
 @pytest.mark.parametrize(("generation", "observed"), [(3, 3), (None, 1)])
