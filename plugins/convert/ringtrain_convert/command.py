@@ -89,10 +89,11 @@ def convert(
     with errors_reported():
         documents = [document for document in read_documents(manifest) if isinstance(document, dict)]
         if not any(_is_job(document) or (templates and is_runtime(document)) for document in documents):
-            kinds = "no MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
-            others = "no JobSet, Volcano Job, or Job that starts torchrun or mpirun"
+            wanted = "MPIJob, PyTorchJob, TFJob, JAXJob or XGBoostJob of kubeflow.org"
+            others = "a JobSet, a Volcano Job, a Job that starts torchrun or mpirun"
             found, hint = _kinds_found(documents)
-            raise ManifestUnreadable(f"{manifest}: has {found}, but {kinds}, {others} and no TrainJob of {GROUP}{hint}")
+            wanted = f"an {wanted}, {others} or a TrainJob of {GROUP}"
+            raise ManifestUnreadable(f"{manifest}: has {found}; expected {wanted}{hint}")
     of_runtimes = _ConvertedTemplates() if templates else None
     programs = Entrypoints(entrypoints, registry)
     for document in documents:

@@ -65,3 +65,12 @@ def test_a_misspelt_kind_beside_a_job_is_named(kind: str, version: str, note: st
     assert (result.exit_code, list(yaml.safe_load_all(result.stdout))[1]) == (0, other)
     notes = [line for line in result.stderr.splitlines() if line.startswith("other: ")]
     assert notes == ([f"other: is not converted: {note}"] if note else [])
+
+
+@pytest.mark.parametrize("text", ["", "a: 1", "- a", "metadata: {name: a}\n---\n"])
+def test_a_file_without_a_kind_is_named(text: str) -> None:
+    """The error says what was found and what was expected."""
+    result = CliRunner().invoke(main, ["convert", "-"], input=text)
+    assert result.exit_code == 1
+    assert result.stderr.startswith("Error: -: has no object with a kind; expected an MPIJob, PyTorchJob, TFJob, ")
+    assert "but no" not in result.stderr

@@ -188,7 +188,7 @@ def test_a_file_without_an_mpijob_is_an_error(tmp_path: Path) -> None:
     source.write_text("kind: Pod\n")
     result = CliRunner().invoke(main, ["convert", str(source)])
     assert result.exit_code == 1
-    assert "has Pod (without apiVersion), but no MPIJob" in result.output
+    assert "has Pod (without apiVersion); expected an MPIJob" in result.output
 
 
 @pytest.mark.parametrize(
