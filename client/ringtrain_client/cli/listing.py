@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -53,11 +53,10 @@ def list_jobs(all_namespaces: bool, watch: bool, output: str, cluster: ClusterOp
     if cluster is None and (damaged := unreadable_runs_text(runs_folder())):
         click.echo(damaged, err=True)
     if output in ("json", "yaml"):
-        print_data(jobs, output)
+        print_data(jobs if cluster is not None else list(map(_as_in_table, jobs, columns.names_of(jobs))), output)
     elif output == "name":
-        runs = repeated_run_names(runs_folder()) if cluster is None else {}
-        for job in jobs:
-            click.echo(_shown_name(job, runs))
+        for name in columns.names_of(jobs):
+            click.echo(name)
     elif not jobs:
         click.echo(_no_jobs_text(cluster, all_namespaces), err=True)
     else:
@@ -80,6 +79,18 @@ class JobColumns:
     wide: bool = False
     is_local: bool = False
 
+    def names_of(self, jobs: list[Json]) -> list[str]:
+        """Return the name of each job, or of its run if the job ran more than once under runs/."""
+        runs = repeated_run_names(runs_folder()) if self.is_local else {}
+        return [runs.get(str(job["metadata"].get("uid")), str(job["metadata"]["name"])) for job in jobs]
+
+
+def _as_in_table(job: Json, name: str) -> Json:
+    """Return a job that ran on this machine with the name and the state that the table shows."""
+    status = job.get("status") or {}
+    state = shown_state(status.get("state"), status.get("reason"))
+    return {**job, "metadata": {**job["metadata"], "name": name}, "status": {**status, "state": state}}
+
 
 def print_jobs(jobs: list[Json], columns: JobColumns = JobColumns()) -> None:
     """Print `jobs` as a table with one row for each job."""
@@ -100,8 +111,10 @@ def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
     """Return `jobs` as a table of at most `width` characters. Progress wraps first, then long names."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     names = [*(["NAMESPACE"] if columns.namespace else []), "NAME", "STATE", "WORKERS", "RESTARTS", "PROGRESS", "AGE"]
-    runs = repeated_run_names(runs_folder()) if columns.is_local else {}
-    cells = [_name_cells(job, columns, runs) for job in jobs]
+    cells = [
+        [*([job["metadata"]["namespace"]] if columns.namespace else []), name]
+        for job, name in zip(jobs, columns.names_of(jobs), strict=True)
+    ]
     longest = max((sum(map(len, one)) for one in cells), default=0)
     breaks = {"PROGRESS", *(("NAMESPACE", "NAME") if longest > width - _OTHER_COLUMNS else ())}
     for name in [*names, *(["BACKEND", "IMAGE", "REASON"] if columns.wide else [])]:
@@ -119,17 +132,6 @@ def _newest_jobs_table(jobs: Sequence[Json], columns: JobColumns, console: Conso
     table = _jobs_table([job for job in jobs if job in newest], columns, console.width)
     older = len(jobs) - len(newest)
     return Group(table, *([f"{counted(older, 'older job')} not shown; without --watch, all are"] if older else []))
-
-
-def _name_cells(job: Json, columns: JobColumns, runs: Mapping[str, str]) -> list[str]:
-    """Return the cells of namespace and name. `runs`: names to show instead of the job's, by uid."""
-    name = _shown_name(job, runs)
-    return [*([job["metadata"]["namespace"]] if columns.namespace else []), name]
-
-
-def _shown_name(job: Json, runs: Mapping[str, str]) -> str:
-    """Return the job's name, or the name of its run if `runs` has one for its uid."""
-    return runs.get(str(job["metadata"].get("uid")), str(job["metadata"]["name"]))
 
 
 async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
