@@ -84,6 +84,33 @@ def _sidecar(**fields: Any) -> Manifest:
     return {"initContainers": [{"name": "side", "image": "a", "restartPolicy": "Always", **fields}]}
 
 
+def _claim(**fields: Any) -> Manifest:
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}, **fields}
+    return {"ephemeral": {"volumeClaimTemplate": {"spec": spec}}}
+
+
+def _projected(source: str, **fields: Any) -> Manifest:
+    return {"projected": {"sources": [{source: fields}]}}
+
+
+def _resized(**fields: str) -> Manifest:
+    return {"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired", **fields}]}
+
+
+def _ruled(**fields: Any) -> Manifest:
+    rule = {"action": "Restart", "exitCodes": {"operator": "In", "values": [1]}, **fields}
+    return {"restartPolicy": "Never", "restartPolicyRules": [rule]}
+
+
+def _expression(**fields: Any) -> Manifest:
+    return {_TERMS: {"nodeSelectorTerms": [{"matchExpressions": [fields]}]}}
+
+
+def _node_field(**fields: Any) -> Manifest:
+    return {_TERMS: {"nodeSelectorTerms": [{"matchFields": [fields]}]}}
+
+
+_CLAIM_SPEC = "spec.volumes[0].ephemeral.volumeClaimTemplate.spec"
 _DATA = {"volumes": [{"name": "data", "emptyDir": {}}]}
 _TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
 _LIKED = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -418,7 +445,222 @@ WRONG = [
         says="as is",
     ),
     _in_pod("hostNetwork", {"hostUsers": False, "hostNetwork": True}),
+    _in_pod("hostIPC", {"hostUsers": False, "hostIPC": True}, server="spec.HostIPC"),
+    # sources of volumes
+    *(
+        _in_volume(f".ephemeral.volumeClaimTemplate.spec.{field}", _claim(**fields), says=says, server=server)
+        for field, fields, says, server in (
+            ("accessModes", {"accessModes": None}, "missing", ""),
+            ("accessModes", {"accessModes": []}, "empty", ""),
+            ("accessModes[0]", {"accessModes": ["RWO"]}, "allowed", ""),
+            ("accessModes", {"accessModes": ["ReadWriteOncePod", "ReadWriteOnce"]}, "without other", ""),
+            ("resources.requests[storage]", {"resources": {}}, "10Gi", f"{_CLAIM_SPEC}.resources[storage]"),
+            (
+                "resources.requests[storage]",
+                {"resources": {"requests": {"storage": 0}}},
+                "more than 0",
+                f"{_CLAIM_SPEC}.resources[storage]",
+            ),
+            ("storageClassName", {"storageClassName": "A B"}, "expected", ""),
+            ("volumeAttributesClassName", {"volumeAttributesClassName": "A B"}, "expected", ""),
+            ("dataSource", {"dataSource": {"kind": "Disk", "name": "a"}}, "PersistentVolumeClaim", ""),
+            ("dataSource.name", {"dataSource": {"kind": "PersistentVolumeClaim", "name": ""}}, "empty", ""),
+            ("dataSourceRef", {"dataSourceRef": {"kind": "Disk", "name": "a"}}, "PersistentVolumeClaim", ""),
+        )
+    ),
+    _in_volume(".ephemeral.volumeClaimTemplate", {"ephemeral": {}}, says="missing"),
+    _in_volume(
+        ".ephemeral.volumeClaimTemplate.metadata.name",
+        {
+            "ephemeral": {
+                "volumeClaimTemplate": {"metadata": {"name": "a"}, **_claim()["ephemeral"]["volumeClaimTemplate"]}
+            }
+        },
+    ),
+    _in_volume(".image.reference", {"image": {}}, says="missing"),
+    _in_volume(".flexVolume.driver", {"flexVolume": {"driver": ""}}, says="empty"),
+    _in_volume(".cephfs.monitors", {"cephfs": {"monitors": []}}, says="empty"),
+    _in_volume(".fc", {"fc": {}}, server="spec.volumes[0].fc.targetWWNs"),
+    _in_volume(".flocker", {"flocker": {}}),
+    _in_volume(".storageos.volumeName", {"storageos": {}}, says="missing"),
+    _in_volume(
+        ".scaleIO.volumeName", {"scaleIO": {"gateway": "a", "system": "b", "secretRef": {"name": "c"}}}, says="missing"
+    ),
+    _in_volume(
+        ".projected.sources[0].serviceAccountToken.expirationSeconds",
+        _projected("serviceAccountToken", path="a", expirationSeconds=599),
+    ),
+    _in_volume(
+        ".projected.sources[0].serviceAccountToken.path",
+        _projected("serviceAccountToken", path="/a"),
+        server="spec.volumes[0].projected.path",
+    ),
+    _in_mount("subPathExpr", {"subPathExpr": "../a"}, server="spec.containers[0].volumeMounts.subPathExpr"),
+    *(
+        _in_mount("recursiveReadOnly", fields, server="spec.containers[0].volumeMounts.recursiveReadOnly")
+        for fields in ({"recursiveReadOnly": "On"}, {"recursiveReadOnly": "Enabled"})
+    ),
+    _in_container("volumeDevices[0].devicePath", {"volumeDevices": [{"name": "data", "devicePath": "../a"}]}, _DATA),
+    # words that a field allows
+    *(_in_pod("os.name", {"os": {"name": name}}, server="spec.os") for name in ("mac", "Linux")),
+    _in_pod("os.name", {"os": {"name": ""}}, says="empty"),
+    _in_pod("securityContext.seLinuxChangePolicy", {"securityContext": {"seLinuxChangePolicy": "Never"}}),
+    _in_container("resizePolicy[0].resourceName", _resized(resourceName="gpu")),
+    _in_container("resizePolicy[0].restartPolicy", _resized(restartPolicy="RestartContainer")),
+    _in_container(
+        "resizePolicy[1].resourceName",
+        {"resizePolicy": [*_resized()["resizePolicy"], *_resized()["resizePolicy"]]},
+        says="as is",
+        server="spec.containers[0].resizePolicy[1]",
+    ),
+    _in_container("restartPolicyRules[0].action", _ruled(action="Stop")),
+    _in_container("restartPolicyRules[0].exitCodes", _ruled(exitCodes=None), says="missing"),
+    _in_container("restartPolicyRules[0].exitCodes.operator", _ruled(exitCodes={"operator": "Is", "values": [1]})),
+    # more of affinity and spreading
+    *(
+        _in_affinity(
+            f"nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchFields[0].{field}", {"nodeAffinity": _node_field(**given)}
+        )
+        for field, given in (
+            ("key", {"key": "metadata.labels", "operator": "In", "values": ["a"]}),
+            ("operator", {"key": "metadata.name", "operator": "Exists"}),
+            ("values", {"key": "metadata.name", "operator": "In", "values": ["a", "b"]}),
+        )
+    ),
+    *(
+        _in_affinity(
+            f"podAffinity.{_TERMS}[0].{field}",
+            {"podAffinity": {_TERMS: [{"topologyKey": "zone", "labelSelector": {}, **given}]}},
+            server=f"spec.affinity.podAffinity.{_TERMS}[0].namespace" if "namespaces" in given else "",
+        )
+        for field, given in (
+            ("namespaces[0]", {"namespaces": ["A B"]}),
+            ("matchLabelKeys[0]", {"matchLabelKeys": ["a b"]}),
+            ("matchLabelKeys", {"labelSelector": None, "matchLabelKeys": ["a"]}),
+        )
+    ),
+    *(
+        _in_pod(
+            f"topologySpreadConstraints[0].{field}",
+            {"topologySpreadConstraints": [{**_SPREAD, "matchLabelKeys": keys, "labelSelector": selector}]},
+        )
+        for field, keys, selector in (("matchLabelKeys[0]", ["a b"], {}), ("matchLabelKeys", ["a"], None))
+    ),
+    _in_pod(
+        "topologySpreadConstraints[1]",
+        {"topologySpreadConstraints": [_SPREAD, _SPREAD]},
+        says="as is",
+        server="spec.topologySpreadConstraints[0].{topologyKey, whenUnsatisfiable}",
+    ),
+    # names and numbers
+    _in_pod("hostnameOverride", {"hostnameOverride": "A_b"}),
+    _in_pod("resourceClaims[0].resourceClaimName", {"resourceClaims": [{"name": "a", "resourceClaimName": "A_"}]}),
+    _in_pod(
+        "schedulingGates[1].name",
+        {"schedulingGates": [{"name": "a"}, {"name": "a"}]},
+        says="as is",
+        server="spec.schedulingGates[1]",
+    ),
+    _in_pod("readinessGates[0].conditionType", {"readinessGates": [{"conditionType": ""}]}, says="empty"),
+    _in_pod("dnsConfig.searches", {"dnsConfig": {"searches": [f"a{number}" for number in range(33)]}}),
+    *(_in_pod("hostAliases[0].ip", {"hostAliases": [{"ip": ip}]}) for ip in ("::ffff:1.2.3.4", "fe80::1%eth0")),
+    _in_pod(
+        "securityContext.sysctls[0].name", {"securityContext": {"sysctls": [{"name": "", "value": "1"}]}}, says="empty"
+    ),
+    _in_pod(
+        "securityContext.sysctls[1].name",
+        {"securityContext": {"sysctls": [{"name": "a", "value": "1"}] * 2}},
+        says="as is",
+    ),
+    _in_pod(
+        "securityContext.seccompProfile.localhostProfile",
+        {"securityContext": {"seccompProfile": {"type": "Localhost", "localhostProfile": "/a"}}},
+    ),
+    _in_container(
+        "readinessProbe.httpGet.httpHeaders[0].name",
+        {"readinessProbe": {"httpGet": {"port": 1, "httpHeaders": [{"name": "a b", "value": ""}]}}},
+        server="spec.containers[0].readinessProbe.httpGet.httpHeaders",
+    ),
+    _in_container(
+        "lifecycle.preStop.sleep.seconds",
+        {"lifecycle": {"preStop": {"sleep": {"seconds": -1}}}},
+        server="spec.containers[0].lifecycle.preStop.sleep",
+    ),
+    _in_pod(
+        "resources.limits[nvidia.com/gpu]",
+        {"resources": {"limits": {"nvidia.com/gpu": 1}}},
+        says="containers[0].resources",
+    ),
 ]
+
+# The API server accepts them without a warning, and their pods never start: the scheduler, the kubelet or the container
+# runtime refuses them.
+NEVER_STARTS = [
+    _in_container("command[0]", {"command": [""]}),
+    *(
+        _in_container("image", {"image": image})
+        for image in (
+            "https://ghcr.io/x/worker:1",
+            "x/worker:",
+            "a b",
+            "Worker",
+            "x//y",
+            "a@sha256:12",
+            "a:b:c",
+            "-a",
+            "a:\u00e9",
+        )
+    ),
+    _in_volume(".image.reference", {"image": {"reference": "oci://a"}}),
+    *(_in_volume(".emptyDir.medium", {"emptyDir": {"medium": medium}}) for medium in ("memory", "HugePages-x", "disk")),
+    *(
+        _in_affinity(
+            f"nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchExpressions[0].values",
+            {"nodeAffinity": _expression(key="a", operator=operator, values=[value])},
+            says="one integer",
+        )
+        for operator, value in (("Gt", "a"), ("Lt", "1.5"), ("Gt", ""))
+    ),
+    _in_container("resources.limits[memory]", _resources(limits={"memory": 8}), says="for example 8Gi"),
+    _in_container("resources.limits[memory]", _resources(limits={"memory": 5.0}), says="for example 5Gi"),
+    _in_container("resources.limits[memory]", _resources(limits={"memory": "512"}), says="for example 512Mi"),
+    _in_pod("securityContext.runAsUser", {"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}),
+    _in_container("securityContext.runAsUser", {"securityContext": {"runAsNonRoot": True, "runAsUser": 0}}),
+    _in_container(
+        "securityContext.runAsUser", {"securityContext": {"runAsUser": 0}}, {"securityContext": {"runAsNonRoot": True}}
+    ),
+]
+
+# Fields at the wrong level, and fields with the name that they have elsewhere.
+MISPLACED = [
+    _in_container("securityContext.fsGroup", {"securityContext": {"fsGroup": 1}}, says="in the pod's securityContext"),
+    *(
+        _in_container(field, {field: value}, says="in the pod's spec")
+        for field, value in (("nodeSelector", {}), ("tolerations", []), ("hostNetwork", True))
+    ),
+    *(
+        _in_pod(field, {field: value}, says="in containers[0]")
+        for field, value in (("env", []), ("image", "a"), ("command", ["a"]), ("ports", []), ("volumeMounts", []))
+    ),
+    _in_pod("securityContext.privileged", {"securityContext": {"privileged": True}}, says="of containers[0]"),
+    PodCase({**worker()["template"], "volumes": []}, "volumes", "in the template's spec"),
+    *(
+        _in_container(f"resources.{name}", {"resources": {name: 1}}, says="below limits")
+        for name in ("cpu", "memory", "nvidia.com/gpu")
+    ),
+    _in_volume(".secret.name", {"secret": {"name": "a", "secretName": "a"}}, says="did you mean secretName?"),
+    _in_volume(
+        ".persistentVolumeClaim.name",
+        {"persistentVolumeClaim": {"name": "a", "claimName": "a"}},
+        says="did you mean claimName?",
+    ),
+]
+
+# Names of images at the limits of the grammar.
+_IMAGES = (
+    *("a", "Host/a", "localhost:5000/a/b", "a.b-c/d__e/f--g.h:Tag_1.2-3", "[::1]:5000/a", f"a@sha256:{'0' * 64}"),
+    *(f"a:b@sha256:{'f' * 64}", f"a:{'b' * 128}"),
+)
 
 # Each is one step from a case above, or looks wrong and is right.
 RIGHT = [
@@ -434,9 +676,11 @@ RIGHT = [
         ({"env": [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.hugepages-2Mi"}}}]}, {}),
         ({"envFrom": [{"prefix": "a-", "configMapRef": {"name": "b"}}]}, {}),
         (_resources(requests={"memory": "1Gi", "cpu": "1"}, limits={"memory": "1024Mi", "cpu": "1000m"}), {}),
-        (_resources(limits={"memory": "1e3", "cpu": "0.0001", "a.io/b": "2"}), {}),
+        (_resources(limits={"memory": "1e7", "cpu": "0.0001", "a.io/b": "2"}), {}),
         (_resources(requests={"nvidia.com/gpu": 1}, limits={"nvidia.com/gpu": "1"}), {}),
-        (_resources(limits={"memory": 5.0}), {}),
+        (_resources(limits={"memory": 5e6}, requests={"memory": 5.0}), {}),
+        (_resources(limits={"memory": "1Mi"}), {}),
+        (_resources(limits={"memory": 0}), {}),
         (
             {"resources": {"claims": [{"name": "gpu", "request": "one"}]}},
             {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "a"}]},
@@ -444,7 +688,7 @@ RIGHT = [
         ({"readinessProbe": {**_PROBE, "periodSeconds": 0, "successThreshold": 3}}, {}),
         ({"livenessProbe": {"httpGet": {"port": "http"}, "successThreshold": 0}}, {}),
         ({"lifecycle": {"postStart": {"sleep": {"seconds": 0}}, "preStop": _PROBE}}, {}),
-        ({"terminationMessagePath": "a", "workingDir": "b", "image": "a b", "restartPolicy": "Never"}, {}),
+        ({"terminationMessagePath": "a", "workingDir": "b", "restartPolicy": "Never"}, {}),
         ({"securityContext": {"runAsUser": (1 << 31) - 1, "seccompProfile": {"type": "RuntimeDefault"}}}, {}),
         ({"securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"add": ["SYS_ADMIN"]}}}, {}),
         ({"volumeMounts": [{"name": "data", "mountPath": "a", "subPath": "b/..c"}]}, _DATA),
@@ -452,6 +696,28 @@ RIGHT = [
         ({}, {"volumes": [{"name": "a"}, {"name": "b", "projected": {"sources": [{}]}}]}),
         ({}, {"volumes": [{"name": "a", "secret": {"secretName": "A_B", "defaultMode": 511}}]}),
         ({}, {"volumes": [{"name": "a", "hostPath": {"path": "relative", "type": ""}}]}),
+        *(({"image": image}, {}) for image in _IMAGES),
+        *(
+            ({}, {"volumes": [{"name": "a", "emptyDir": {"medium": medium}}]})
+            for medium in ("", "Memory", "HugePages-2Mi")
+        ),
+        *(({}, {"volumes": [{"name": "a", **_claim(**fields)}]}) for fields in ({}, {"storageClassName": ""})),
+        ({}, {"volumes": [{"name": "a", **_projected("serviceAccountToken", path="a", expirationSeconds=600)}]}),
+        ({}, {"os": {"name": "linux"}, "securityContext": {"runAsNonRoot": True, "runAsUser": 1}}),
+        ({"securityContext": {"runAsUser": 1}}, {"securityContext": {"runAsNonRoot": True}}),
+        ({"securityContext": {"runAsNonRoot": False}}, {"securityContext": {"runAsNonRoot": True, "runAsUser": 1}}),
+        ({"resizePolicy": [{"resourceName": "cpu", "restartPolicy": "NotRequired"}]}, {}),
+        ({"volumeMounts": [{"name": "data", "mountPath": "/a", "recursiveReadOnly": "Disabled"}]}, _DATA),
+        ({}, {"affinity": {"nodeAffinity": _expression(key="a", operator="Gt", values=["007"])}}),
+        ({}, {"affinity": {"nodeAffinity": _node_field(key="metadata.name", operator="NotIn", values=["a"])}}),
+        (
+            {},
+            {
+                "affinity": {
+                    "podAffinity": {_TERMS: [{"topologyKey": "z", "labelSelector": {}, "matchLabelKeys": ["a"]}]}
+                }
+            },
+        ),
         ({}, {"tolerations": [{"operator": "Exists"}, {"key": "a", "effect": "NoExecute", "tolerationSeconds": -1}]}),
         ({}, {"nodeSelector": {"example.com/disk": ""}, "terminationGracePeriodSeconds": -1, "schedulerName": "A B"}),
         ({}, {"dnsConfig": {"nameservers": ["fd00::1"], "searches": ["_a.b"], "options": [{"name": "ndots"}]}}),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 from click.testing import CliRunner
-from contract.pod_cases import RIGHT, WRONG, PodCase
+from contract.pod_cases import MISPLACED, NEVER_STARTS, RIGHT, WRONG, PodCase
 from contract.spec_cases import REJECTED, Case, manifest, worker
 
 from ringtrain_client.cli.main import main
@@ -17,7 +17,7 @@ _TEMPLATE = "spec.worker.template"
 _FOREIGN = ("input should", "should match pattern", "should have at", "pydantic", "[type=")
 
 
-@pytest.mark.parametrize("case", WRONG, ids=lambda case: case.field[-60:])
+@pytest.mark.parametrize("case", WRONG + NEVER_STARTS + MISPLACED, ids=lambda case: case.field[-60:])
 def test_a_wrong_template_is_refused_by_its_field(case: PodCase) -> None:
     """One problem of one line, with the field, and what is expected there."""
     with pytest.raises(Invalid) as refusal:

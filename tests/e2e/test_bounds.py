@@ -11,7 +11,7 @@ MISSING = {"name": "missing"}
 UNSTARTABLE: dict[str, dict[str, Any]] = {
     "ErrImageNeverPull": {"container": {"image": "registry.invalid/missing:1", "imagePullPolicy": "Never"}},
     "CreateContainerConfigError": {"container": {"envFrom": [{"configMapRef": MISSING}]}},
-    "InvalidImageName": {"container": {"image": "Not:An:Image"}},
+    "InvalidImageName": {"container": {"image": f"train@sha256:{'AB' * 32}"}},
     'persistentvolumeclaim "missing" not found': {
         "pod": {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "missing"}}]}
     },

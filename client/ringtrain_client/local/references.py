@@ -11,7 +11,7 @@ from ringtrain_operator.spec.parse import parse_job, part_problems
 from ringtrain_operator.spec.parts import TEMPLATE_KINDS
 from ringtrain_operator.spec.pod_schema import PodSchema, packaged_pod_spec_schema
 from ringtrain_operator.spec.reserved import templates_of
-from ringtrain_operator.spec.template import TEMPLATES, containers_of, shape_problems
+from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER
 from ringtrain_operator.spec.training_template import is_template, read_template
 
@@ -41,29 +41,13 @@ def file_problems(
 def check_job(obj: dict[str, Any], documents: Sequence[Any], schema: PodSchema | None = None) -> tuple[Job, list[str]]:
     """Return the job in `obj`, and hints about names that `documents` do not have but nearly have.
 
-    Raises Invalid with every problem of the spec, the images, and the references to objects in `documents`.
+    Raises Invalid with every problem of the spec, or of the references to objects in `documents`.
     """
-    problems = list(_image_problems(obj))
-    try:
-        job = parse_job(obj, schema=schema)
-    except Invalid as exc:
-        named = {problem.path for problem in exc.problems}
-        raise Invalid([*exc.problems, *(problem for problem in problems if problem.path not in named)]) from exc
+    job = parse_job(obj, schema=schema)
     references = list(_reference_problems(job, documents))
-    problems += [Problem("", text) for is_certain, text in references if is_certain]
-    if problems:
+    if problems := [Problem("", text) for is_certain, text in references if is_certain]:
         raise Invalid(problems)
     return job, [text for _, text in references]
-
-
-def _image_problems(job: Mapping[str, Any]) -> Iterator[Problem]:
-    """Yield a problem for each image of a job, valid or not, that the API server accepts and no node can pull."""
-    for path in TEMPLATES:
-        template: Any = job.get("spec")
-        for key in path.split("."):
-            template = template.get(key) if isinstance(template, Mapping) else None
-        if isinstance(template, Mapping) and not shape_problems(template, ""):
-            yield from _template_image_problems(f"spec.{path}.spec", template)
 
 
 def _reference_problems(job: Job, documents: Sequence[Any]) -> Iterator[tuple[bool, str]]:
@@ -144,19 +128,6 @@ def _default_container_problems(job: Job) -> Iterator[str]:
         names = [str(container.get("name")) for container in containers_of(template)]
         if wanted is not None and wanted not in names:
             yield f"spec.{path}: annotation {DEFAULT_CONTAINER} is {shown(wanted)}; expected one of {', '.join(names)}"
-
-
-def _template_image_problems(path: str, template: Mapping[str, Any]) -> Iterator[Problem]:
-    for field in ("initContainers", "containers"):
-        for index, container in enumerate(containers_of(template, field)):
-            image = str(container.get("image") or "")
-            first, *rest = image.partition("@")[0].split("/")
-            # As in Docker, a first part with a dot, a port or upper-case letters is a registry if more parts follow.
-            is_registry = rest and (first != first.lower() or first == "localhost" or set(first) & set(".:"))
-            repository = "/".join(rest if is_registry else [first, *rest]).partition(":")[0]
-            if len(image.split()) > 1 or repository != repository.lower():
-                where = f"{path}.{field}[{index}].image"
-                yield Problem(where, f"is {shown(image)}; expected no space and a repository in lower case")
 
 
 def _required_references(job: Job) -> Iterator[tuple[str, str, set[str]]]:

@@ -1,5 +1,6 @@
 """Rules for several fields of one object in a pod template, as in k8s.io/kubernetes, pkg/apis/core/validation."""
 
+import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
@@ -8,6 +9,9 @@ from ..errors import shown
 from .labels import is_qualified_name
 from .pod_rules import Found, given_twice, quantity_value
 
+# Container runtimes refuse to start a container with less memory than some MiB.
+_LEAST_MEMORY = 1 << 20
+_ROOT_USER = "is 0, the user root; expected another user, as runAsNonRoot is true"
 _BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 
@@ -23,6 +27,11 @@ def resource_problems(resources: Mapping[str, Any]) -> Found:
     for kind, amounts in (("requests", requests), ("limits", limits)):
         for name, amount in amounts.items():
             yield from ((f".{kind}[{name}]", said) for said in _amount_problems(str(name), amount))
+    memory = quantity_value(limits.get("memory"))
+    if memory is not None and 0 < memory < _LEAST_MEMORY and _is_whole(memory):
+        unit = "Gi" if memory < 256 else "Mi"
+        example = f"{memory:f}".partition(".")[0] if memory < _LEAST_MEMORY >> 4 else "512"
+        yield ".limits[memory]", f"is {limits['memory']}, in bytes; expected at least 1Mi, for example {example}{unit}"
     for name, amount in requests.items():
         limit, fixed = limits.get(name), "/" in name or name.startswith("hugepages-")
         asked, most = quantity_value(amount), quantity_value(limit)
@@ -68,8 +77,19 @@ def expression_problems(expression: Mapping[str, Any]) -> Found:
         yield ".values", f"is empty; expected at least one value for operator {operator}"
     elif operator in ("Exists", "DoesNotExist") and values:
         yield ".values", f"is {shown(values)}; expected none for operator {operator}"
-    elif operator in ("Gt", "Lt") and len(values) != 1:
-        yield ".values", f"is {shown(values)}; expected one number for operator {operator}"
+    elif operator in ("Gt", "Lt") and (len(values) != 1 or not re.fullmatch(r"\d{1,18}", str(values[0]), re.ASCII)):
+        yield ".values", f"is {shown(values)}; expected one integer in quotes for operator {operator}"
+
+
+def node_field_problems(expression: Mapping[str, Any]) -> Found:
+    """Yield problems of an expression about a node's field. Kubernetes knows only the field metadata.name."""
+    key, operator, values = expression.get("key"), expression.get("operator"), expression.get("values") or []
+    if key != "metadata.name":
+        yield ".key", f"is {shown(key)}; expected metadata.name, or matchExpressions for labels"
+    elif operator not in ("In", "NotIn"):
+        yield ".operator", f"is {shown(operator)}; expected In or NotIn for a node's field"
+    elif len(values) != 1:
+        yield ".values", f"is {shown(values)}; expected one name for a node's field"
 
 
 def toleration_problems(one: Mapping[str, Any]) -> Found:
@@ -135,3 +155,60 @@ def propagation_problems(container: Mapping[str, Any]) -> Found:
         if mount.get("mountPropagation") == "Bidirectional" and not privileged:
             path = f".volumeMounts[{index}].mountPropagation"
             yield path, "is 'Bidirectional'; expected None or HostToContainer in a container that is not privileged"
+
+
+def first_word_problems(container: Mapping[str, Any]) -> Found:
+    """Yield a problem if the program in a container's command is an empty text."""
+    command = container.get("command")
+    if command and not str(command[0]).strip():
+        yield ".command[0]", f"is {shown(command[0])}; expected a program, for example python"
+
+
+def claim_problems(claim: Mapping[str, Any]) -> Found:
+    """Yield problems of a volume's claim: access modes that exclude each other, no size, an unknown data source."""
+    modes = claim.get("accessModes") or []
+    if "ReadWriteOncePod" in modes and len(set(modes)) > 1:
+        yield ".accessModes", f"is {shown(modes)}; expected ReadWriteOncePod without other modes"
+    size = ((claim.get("resources") or {}).get("requests") or {}).get("storage")
+    if size is None:
+        yield ".resources.requests[storage]", "is missing; expected the volume's size, for example 10Gi"
+    elif (quantity_value(size) or 0) <= 0:
+        yield ".resources.requests[storage]", f"is {size}; expected more than 0"
+    for field in ("dataSource", "dataSourceRef"):
+        source = claim.get(field) or {}
+        if source and not source.get("apiGroup") and source.get("kind") != "PersistentVolumeClaim":
+            yield f".{field}", f"has kind {source.get('kind')}; expected PersistentVolumeClaim, or an apiGroup"
+
+
+def root_user_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield a problem for each container that must not run as root but has user 0, which the kubelet never starts."""
+    common = pod.get("securityContext") or {}
+    if common.get("runAsNonRoot") and common.get("runAsUser") == 0:
+        yield ".securityContext.runAsUser", _ROOT_USER
+        return
+    for lists in ("initContainers", "containers"):
+        for index, container in enumerate(pod.get(lists) or ()):
+            own = {k: v for k, v in (container.get("securityContext") or {}).items() if v is not None}
+            both = {**common, **own}
+            if both.get("runAsNonRoot") and both.get("runAsUser") == 0:
+                place = f".{lists}[{index}].securityContext" if "runAsUser" in own else ".securityContext"
+                yield f"{place}.runAsUser", _ROOT_USER
+
+
+def spread_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield problems of spread constraints that an earlier one with the same topology and effect repeats."""
+    constraints = enumerate(pod.get("topologySpreadConstraints") or ())
+    return given_twice(
+        (f".topologySpreadConstraints[{i}]", f"{one.get('topologyKey')}, {one.get('whenUnsatisfiable')}")
+        for i, one in constraints
+    )
+
+
+def pod_resource_problems(resources: Mapping[str, Any]) -> Found:
+    """Yield problems of resources of a whole pod, which can be only cpu, memory and huge pages."""
+    if resources.get("claims"):
+        yield ".claims", f"is {shown(resources['claims'])}; expected them in containers[0].resources"
+    for kind in ("requests", "limits"):
+        for name, amount in (resources.get(kind) or {}).items():
+            if name not in ("cpu", "memory") and not str(name).startswith("hugepages-"):
+                yield f".{kind}[{name}]", f"is {shown(amount)}; expected it in containers[0].resources"

@@ -16,15 +16,21 @@ from .labels import (
     label_problems,
 )
 from .pod_object_rules import (
+    claim_problems,
     container_names,
     dns_problems,
     escalation_problems,
     expression_problems,
+    first_word_problems,
     host_port_problems,
     init_problems,
+    node_field_problems,
+    pod_resource_problems,
     profile_problems,
     propagation_problems,
     resource_problems,
+    root_user_problems,
+    spread_problems,
     toleration_problems,
 )
 from .pod_rules import (
@@ -47,13 +53,18 @@ from .pod_rules import (
 
 def _is_address(value: str) -> bool:
     try:
-        return bool(ip_address(value))
+        address = ip_address(value)
     except ValueError:
         return False
+    return "%" not in value and getattr(address, "ipv4_mapped", None) is None
 
 
 def _has_no_up(path: str) -> bool:
     return bool(path) and ".." not in path.split("/")
+
+
+def _may_write(mount: Mapping[str, object]) -> bool:
+    return mount.get("recursiveReadOnly") != "Disabled" and not mount.get("readOnly")
 
 
 def _is_port_or_name(value: int | str) -> bool:
@@ -90,6 +101,16 @@ _ADDRESS = text(_is_address, "an IP address, for example 10.0.0.1")
 _RELATIVE = text(lambda path: _has_no_up(path) and path[0] != "/", "a relative path without '..'")
 _MODE = text(lambda mode: 0 <= mode <= 0o777, "file permissions from 0 to 0777 (511 in decimal)")
 _LABEL_VALUE = text(is_label_value, LABEL_VALUE)
+# Grammar of github.com/distribution/reference, with which the kubelet reads images.
+_DOMAIN_PART, _PATH_PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+((\\.|_|__|-+)[a-z0-9]+)*"
+_IMAGE = matching(
+    rf"(({_DOMAIN_PART}(\.{_DOMAIN_PART})*|\[[a-fA-F0-9:]+\])(:[0-9]+)?/)?{_PATH_PART}(/{_PATH_PART})*"
+    r"(:[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(@[A-Za-z][A-Za-z0-9]*([-_+.][A-Za-z][A-Za-z0-9]*)*:[0-9a-fA-F]{32,})?",
+    "an image such as ghcr.io/team/worker:1, in lower case and without https://",
+)
+_MEDIUM = matching(
+    r"Memory|HugePages(-[0-9]+[KMGT]i)?", "Memory, HugePages or HugePages-SIZE, for example HugePages-2Mi"
+)
 _HANDLERS = ("exec", "httpGet", "tcpSocket")
 _VARIABLES = "printable ASCII characters other than '='"
 
@@ -103,10 +124,18 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         host_port_problems,
         init_problems,
         dns_problems,
+        root_user_problems,
+        spread_problems,
+        different("schedulingGates", "name"),
+        in_field("resources", pod_resource_problems),
         no_field("ephemeralContainers", "in a pod template", lambda pod: True),
         no_field("shareProcessNamespace", "with hostPID", lambda pod: pod.get("hostPID")),
-        no_field("hostNetwork", "with hostUsers: false", lambda pod: pod.get("hostUsers") is False),
+        *(
+            no_field(field, "with hostUsers: false", lambda pod: pod.get("hostUsers") is False)
+            for field in ("hostNetwork", "hostPID", "hostIPC")
+        ),
         activeDeadlineSeconds=number(1, (1 << 31) - 1),
+        hostnameOverride=_DOMAIN,
         nodeName=_DOMAIN,
         nodeSelector=label_problems,
         priorityClassName=_DOMAIN,
@@ -123,10 +152,18 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         in_field("startupProbe.successThreshold", number(0, 1)),
         in_field("readinessProbe", no_field("terminationGracePeriodSeconds", "in a readinessProbe", lambda _: True)),
         propagation_problems,
+        first_word_problems,
+        different("resizePolicy", "resourceName"),
         name=_LABEL,
-        image=text(lambda image: image == image.strip(), "no space at the ends"),
+        image=_IMAGE,
         restartPolicy=choice("Always", "Never", "OnFailure"),
     ),
+    "ContainerResizePolicy": _rules(
+        resourceName=choice("cpu", "memory"),
+        restartPolicy=text("NotRequired".__eq__, "NotRequired, as the pod's restartPolicy is Never"),
+    ),
+    "ContainerRestartRule": _rules(needs("exitCodes"), action=choice("Restart", "RestartAllContainers")),
+    "ContainerRestartRuleOnExitCodes": _rules(operator=choice("In", "NotIn")),
     "ContainerPort": _rules(containerPort=_PORT, hostPort=number(0, 65535), name=_PORT_NAME),
     "EnvVar": _rules(
         needs("name"),
@@ -174,17 +211,35 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     ),
     "KeyToPath": _rules(needs("key", "path"), path=_RELATIVE, mode=_MODE),
     "EmptyDirVolumeSource": _rules(
-        sizeLimit=text(lambda size: (quantity_value(size) or 0) >= 0, "a quantity of at least 0")
+        medium=_MEDIUM, sizeLimit=text(lambda size: (quantity_value(size) or 0) >= 0, "a quantity of at least 0")
     ),
-    "HostPathVolumeSource": _rules(needs("path"), path=text(_has_no_up, "a path without '..'")),
-    "PersistentVolumeClaimVolumeSource": _rules(needs("claimName")),
-    "NFSVolumeSource": _rules(needs("server", "path"), path=matching("/.*", "an absolute path")),
-    "CSIVolumeSource": _rules(needs("driver"), driver=_DOMAIN),
+    "HostPathVolumeSource": _rules(path=text(_has_no_up, "a path without '..'")),
+    "NFSVolumeSource": _rules(path=matching("/.*", "an absolute path")),
+    "CSIVolumeSource": _rules(driver=_DOMAIN),
+    "ImageVolumeSource": _rules(needs("reference"), reference=_IMAGE),
+    "FCVolumeSource": _rules(one_of("targetWWNs", "wwids")),
+    "FlockerVolumeSource": _rules(one_of("datasetName", "datasetUUID")),
+    "ScaleIOVolumeSource": _rules(needs("volumeName")),
+    "StorageOSVolumeSource": _rules(needs("volumeName")),
+    "ServiceAccountTokenProjection": _rules(needs("path"), path=_RELATIVE, expirationSeconds=number(600, 1 << 32)),
+    "EphemeralVolumeSource": _rules(needs("volumeClaimTemplate")),
+    "PersistentVolumeClaimTemplate": _rules(
+        in_field("metadata", no_field("name", "in a volumeClaimTemplate", lambda metadata: True))
+    ),
+    "PersistentVolumeClaimSpec": _rules(
+        needs("accessModes"), claim_problems, storageClassName=_DOMAIN, volumeAttributesClassName=_DOMAIN
+    ),
+    "TypedLocalObjectReference": _rules(needs("kind", "name")),
+    "TypedObjectReference": _rules(needs("kind", "name")),
     "VolumeMount": _rules(
         needs("name", "mountPath"),
         no_field("subPathExpr", "with subPath", lambda mount: mount.get("subPath")),
+        no_field("recursiveReadOnly", "without readOnly: true", _may_write),
         subPath=_RELATIVE,
+        subPathExpr=_RELATIVE,
+        recursiveReadOnly=choice("Disabled", "Enabled", "IfPossible"),
     ),
+    "VolumeDevice": _rules(needs("name", "devicePath"), devicePath=text(_has_no_up, "a path without '..'")),
     "Probe": _rules(
         one_of(*_HANDLERS, "grpc"),
         initialDelaySeconds=number(0),
@@ -196,20 +251,32 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     ),
     "LifecycleHandler": _rules(one_of(*_HANDLERS, "sleep")),
     "ExecAction": _rules(needs("command")),
+    "SleepAction": _rules(seconds=number(0)),
+    "HTTPHeader": _rules(needs("name"), name=matching("[-A-Za-z0-9]+", "letters, digits and '-'")),
     "HTTPGetAction": _rules(port=_PORT_OR_NAME),
     "TCPSocketAction": _rules(port=_PORT_OR_NAME),
     "GRPCAction": _rules(port=_PORT),
     "SecurityContext": _rules(escalation_problems, runAsUser=_USER, runAsGroup=_USER),
-    "PodSecurityContext": _rules(runAsUser=_USER, runAsGroup=_USER, fsGroup=_USER, supplementalGroups=each(_USER)),
-    "SeccompProfile": _rules(needs("type"), profile_problems),
+    "PodSecurityContext": _rules(
+        different("sysctls", "name"),
+        runAsUser=_USER,
+        runAsGroup=_USER,
+        fsGroup=_USER,
+        supplementalGroups=each(_USER),
+        seLinuxChangePolicy=choice("MountOption", "Recursive"),
+    ),
+    "PodOS": _rules(needs("name"), name=choice("linux", "windows")),
+    "SeccompProfile": _rules(needs("type"), profile_problems, localhostProfile=_RELATIVE),
     "AppArmorProfile": _rules(needs("type"), profile_problems),
     "Sysctl": _rules(
+        needs("name"),
         name=matching(
             rf"({_NAME.replace('[-', '[-_')}[./])*{_NAME.replace('[-', '[-_')}", "a name such as net.core.somaxconn"
-        )
+        ),
     ),
     "Toleration": _rules(toleration_problems, key=_KEY, value=_LABEL_VALUE, operator=choice("Equal", "Exists")),
     "NodeSelector": _rules(needs("nodeSelectorTerms")),
+    "NodeSelectorTerm": _rules(in_field("matchFields", each(node_field_problems))),
     "NodeSelectorRequirement": _rules(
         needs("key", "operator"), expression_problems, key=_KEY, values=each(_LABEL_VALUE)
     ),
@@ -223,21 +290,39 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     ),
     "PreferredSchedulingTerm": _rules(weight=number(1, 100)),
     "WeightedPodAffinityTerm": _rules(weight=number(1, 100)),
-    "PodAffinityTerm": _rules(needs("topologyKey"), topologyKey=_KEY),
+    "PodAffinityTerm": _rules(
+        needs("topologyKey"),
+        *(
+            no_field(field, "without a labelSelector", lambda one: one.get("labelSelector") is None)
+            for field in ("matchLabelKeys", "mismatchLabelKeys")
+        ),
+        topologyKey=_KEY,
+        namespaces=each(_LABEL),
+        matchLabelKeys=each(_KEY),
+        mismatchLabelKeys=each(_KEY),
+    ),
     "TopologySpreadConstraint": _rules(
         needs("topologyKey", "whenUnsatisfiable"),
         no_field("minDomains", "with ScheduleAnyway", lambda one: one.get("whenUnsatisfiable") == "ScheduleAnyway"),
+        no_field("matchLabelKeys", "without a labelSelector", lambda one: one.get("labelSelector") is None),
         maxSkew=number(1),
         minDomains=number(1),
+        matchLabelKeys=each(_KEY),
     ),
     "PodDNSConfig": _rules(
         in_field("nameservers", text(lambda addresses: len(addresses) < 4, "at most 3 addresses")),
+        in_field("searches", text(lambda domains: len(domains) <= 32, "at most 32 domains")),
         nameservers=each(_ADDRESS),
         searches=each(matching(r"[-_.a-z0-9]{1,253}", "a domain")),
     ),
     "PodDNSConfigOption": _rules(needs("name")),
     "HostAlias": _rules(needs("ip"), ip=_ADDRESS, hostnames=each(_DOMAIN)),
-    "PodReadinessGate": _rules(conditionType=_KEY),
+    "PodReadinessGate": _rules(needs("conditionType"), conditionType=_KEY),
     "PodSchedulingGate": _rules(name=_KEY),
-    "PodResourceClaim": _rules(one_of("resourceClaimName", "resourceClaimTemplateName"), name=_LABEL),
+    "PodResourceClaim": _rules(
+        one_of("resourceClaimName", "resourceClaimTemplateName"),
+        name=_LABEL,
+        resourceClaimName=_DOMAIN,
+        resourceClaimTemplateName=_DOMAIN,
+    ),
 }

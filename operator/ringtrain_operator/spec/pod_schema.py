@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import Problem, shown, spelling_hint
 from .model_problems import QUOTED
 from .pod_rule_table import NO_RULES, POD_RULES
-from .pod_rules import PodRule, quantity_hint, quantity_value
+from .pod_rules import quantity_hint, quantity_value
 
 Json = dict[str, Any]
 
@@ -25,6 +25,15 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "object": (Mapping,),
 }
 _TYPE_NAMES = {"array": "a list", "object": "a mapping", "integer": "an integer", "boolean": "true or false"}
+
+# For each type of object: a type with whose fields people confuse its fields, and where that type belongs.
+_OTHER_LEVELS = {
+    "PodTemplateSpec": ("PodSpec", "the template's spec"),
+    "PodSpec": ("Container", "containers[0]"),
+    "Container": ("PodSpec", "the pod's spec, beside containers"),
+    "PodSecurityContext": ("SecurityContext", "the securityContext of containers[0]"),
+    "SecurityContext": ("PodSecurityContext", "the pod's securityContext"),
+}
 
 
 @dataclass(frozen=True)
@@ -78,19 +87,17 @@ class PodSchema:
         """Yield problems of the object's fields; if there are none, problems of the object as a whole."""
         rules = POD_RULES.get(definition, NO_RULES)
         found = False
-        for problem in self._check_fields(value, schema, path, rules.fields):
+        for problem in self._check_fields(value, definition, schema, path):
             found = True
             yield problem
         for rule in () if found else rules.objects:
             yield from (Problem(f"{path}{below}", message) for below, message in rule(value))
 
-    def _check_fields(
-        self, value: Mapping[Any, Any], schema: Json, path: str, rules: Mapping[str, PodRule]
-    ) -> Iterator[Problem]:
-        known = schema.get("properties")
+    def _check_fields(self, value: Mapping[Any, Any], definition: str, schema: Json, path: str) -> Iterator[Problem]:
+        known, rules = schema.get("properties"), POD_RULES.get(definition, NO_RULES).fields
         for key, inner in value.items():
             if known is not None and key not in known:
-                yield Problem(f"{path}.{key}", self._unknown(str(key), known))
+                yield Problem(f"{path}.{key}", self._unknown(str(key), definition, known))
             elif inner is None:
                 continue
             elif known is not None:
@@ -103,9 +110,18 @@ class PodSchema:
         for key in schema.get("required") or ():
             if value.get(key) is None:
                 yield Problem(f"{path}.{key}", "is missing")
+            elif value[key] in ("", []) and definition.endswith("VolumeSource"):
+                yield Problem(f"{path}.{key}", "is empty; expected a value")
 
-    def _unknown(self, key: str, known: Mapping[str, Any]) -> str:
-        hint = spelling_hint(key, known) or f"allowed: {_some_field_names(sorted(known))}"
+    def _unknown(self, key: str, definition: str, known: Mapping[str, Any]) -> str:
+        other, place = _OTHER_LEVELS.get(definition, ("", ""))
+        if key in self.definitions.get(other, {}).get("properties", ()):
+            return f"is not a field here; it belongs in {place}"
+        if definition == "ResourceRequirements" and (key in ("cpu", "memory") or "/" in key):
+            return "is not a field here; put it below limits"
+        longer = [one for one in known if one.endswith(key[:1].upper() + key[1:])]  # secretName for name
+        hint = spelling_hint(key, known) or (f"did you mean {longer[0]}?" if longer else "")
+        hint = hint or f"allowed: {_some_field_names(sorted(known))}"
         return f"is not a field here in Kubernetes {self.version}; {hint}{self.way_out}"
 
 

@@ -265,7 +265,7 @@ def test_roles_that_differ() -> None:
         [container] = replica["template"]["spec"]["containers"]
         env = [{"name": "ROLE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
         resources = {"limits": {"memory": "1Gi" if role == "Master" else "2Gi", "nvidia.com/gpu": 1}}
-        container |= {"args": [role], "image": role, "env": env, "resources": resources}
+        container |= {"args": [role], "image": role.lower(), "env": env, "resources": resources}
         replica["template"]["spec"]["volumes"] = [{"name": role.lower(), "emptyDir": {}}]
     converted = convert_trainingjob(obj)
     parsed = parse_job(converted.manifest)
@@ -274,7 +274,7 @@ def test_roles_that_differ() -> None:
         [container] = template["spec"]["containers"]
         found = found_by(container["command"], rank, 3)
         assert (found["words"], found["PET_NODE_RANK"], found["PET_NNODES"]) == (role, str(rank), "3")
-        assert container["image"] == role
+        assert container["image"] == role.lower()
         assert container["resources"] == {"limits": {"memory": "1Gi" if role == "Master" else "2Gi"}}
         assert template["spec"]["volumes"] == [{"name": role.lower(), "emptyDir": {}}]
         assert template["metadata"]["labels"]["training.kubeflow.org/replica-type"] == role.lower()

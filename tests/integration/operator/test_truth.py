@@ -45,12 +45,13 @@ async def test_a_job_that_never_ran_can_be_corrected(open_cluster: OpenCluster, 
 
 
 async def test_an_image_whose_name_is_none_ends_the_job(open_cluster: OpenCluster, tmp_path: Path) -> None:
-    """No registry could have it. The launcher has the worker's image, so all pods are refused, and then gone."""
-    template = {"spec": {"containers": [{"name": "train", "image": "Team/Train:1", "command": ["train"]}]}}
+    """A digest has lower-case letters. The launcher has the worker's image, so all pods are refused, and then gone."""
+    image = f"train@sha256:{'AB' * 32}"
+    template = {"spec": {"containers": [{"name": "train", "image": image, "command": ["train"]}]}}
     async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(worker={"replicas": 2, "template": template})
         failed = await s.until_condition("Failed", "True", "CannotStart")
-        assert 'InvalidImageName: couldn\'t parse image name "Team/Train:1"' in failed["message"]
+        assert f'InvalidImageName: couldn\'t parse image name "{image}"' in failed["message"]
         assert (await s.job())["status"]["restarts"] == 0
         s.skip(60)
         await s.until_pods(0)

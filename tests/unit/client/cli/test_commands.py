@@ -374,17 +374,16 @@ def test_an_annotation_that_names_no_container() -> None:
         ("lab/Train:1", 1),
         ("Train", 1),
         ("x.io:5000/lab/train:V1", 0),
-        ("train@sha256:AB", 0),
+        (f"train@sha256:{'ab' * 32}", 0),
     ],
 )
 def test_an_image_that_no_node_can_pull(image: str, code: int) -> None:
-    """The API server accepts it, and the pods would wait for it. An image that the API server refuses gets one line."""
+    """One line says what is expected."""
     made = job()
     made["spec"]["worker"]["template"]["spec"]["containers"][0]["image"] = image
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
     assert (result.exit_code, len(result.stderr.splitlines())) == (code, code)
-    words = "at the ends" if image != image.strip() else "and a repository in lower case"
-    assert (f"expected no space {words}" in result.stderr) == bool(code)
+    assert ("expected an image such as" in result.stderr) == bool(code)
 
 
 def test_a_number_in_quotes() -> None:
