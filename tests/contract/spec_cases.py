@@ -758,6 +758,8 @@ UNKNOWN_FIELDS = [
     refused("case-of-worker", "spec.Worker", "did you mean worker?", Worker={}),
     refused("typo", "spec.slotPerWorker", "did you mean slotsPerWorker?", slotPerWorker=2),
     refused("typo-inside", "spec.runPolicy.backofLimit", "backoffLimit", runPolicy={"backofLimit": 1}),
+    refused("typo-elsewhere", "spec.replica", "did you mean spec.worker.replicas?", replica=2),
+    refused("typo-of-a-pods-field", "spec.nodeSelectors", "template.spec.nodeSelector?", nodeSelectors={}),
     refused("nothing-near", "spec.gizmo", "allowed: agent, backend", gizmo=1),
 ]
 

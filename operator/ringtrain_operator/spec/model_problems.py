@@ -112,21 +112,27 @@ def _unknown_field(location: tuple[Any, ...]) -> str:
         return f"is not a field here; did you mean {by_letters[close[0]]}?"
     if near := next((one for one in known if one.lower().endswith(name.lower())), ""):
         return f"is not a field here; did you mean {near}?"
-    if elsewhere := _path_of_field(name):
-        return f"is not a field here; it is {elsewhere}"
+    places = _paths_of_fields()
+    if name in places:
+        return f"is not a field here; it is {places[name]}"
+    by_letters = {one.lower(): place for one, place in places.items()}
+    if close := difflib.get_close_matches(name.lower(), by_letters, n=1, cutoff=0.85):
+        return f"is not a field here; did you mean {by_letters[close[0]]}?"
     hint = spelling_hint(name, known) or f"allowed: {', '.join(sorted(known))}"
     return f"is not a field here; {hint}"
 
 
-def _path_of_field(name: str) -> str:
-    """Return where a field of this name would be valid in a job, as a hint; empty if nowhere."""
+def _paths_of_fields() -> dict[str, str]:
+    """Return the path in a job of each field of its sections, of a worker's pod and of its container, by name."""
     sections = {info.alias or field: info.annotation for field, info in JobSpec.model_fields.items()}
-    for section in ("worker", *sections):
-        for model in _models_in(sections[section]):
-            if name in (info.alias or field for field, info in model.model_fields.items()):
-                return f"spec.{section}.{name}"
     pod = "spec.worker.template.spec"
-    return f"{pod}.containers[0].{name}" if name in _OF_CONTAINERS else f"{pod}.{name}" if name in _OF_PODS else ""
+    places = {name: f"{pod}.{name}" for name in _OF_PODS} | {
+        name: f"{pod}.containers[0].{name}" for name in _OF_CONTAINERS
+    }
+    for section in (*reversed(sections), "worker"):
+        for model in _models_in(sections[section]):
+            places |= {n: f"spec.{section}.{n}" for n in (info.alias or f for f, info in model.model_fields.items())}
+    return places
 
 
 def _fields_at(location: tuple[Any, ...]) -> list[str]:

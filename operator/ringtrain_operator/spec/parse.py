@@ -121,10 +121,12 @@ def _identity_problems(obj: Mapping[str, Any], metadata: Mapping[str, Any]) -> I
             yield Problem(key, f"{found_text(obj.get(key))}; expected {expected!r}")
     name = name_in_metadata(metadata)
     if not isinstance(name, str) or not re.fullmatch(NAME_PATTERN, name) or len(name) > MAX_NAME_LENGTH:
+        is_prefix = name is not None and name != metadata.get("name")
+        field, suffix = ("generateName", " with the 5 that the cluster adds") if is_prefix else ("name", "")
         yield Problem(
-            "metadata.name" if name is None or name == metadata.get("name") else "metadata.generateName",
-            f"{found_text(name)}; it becomes the name of a Service and of hosts: expected a letter first, then only "
-            f"lower-case letters, digits and '-', and at most {MAX_NAME_LENGTH} characters",
+            f"metadata.{field}",
+            f"{found_text(metadata.get(field))}; it becomes the name of a Service and of hosts: expected a letter "
+            f"first, then only lower-case letters, digits and '-', and at most {MAX_NAME_LENGTH} characters{suffix}",
         )
     elif name in RESERVED_NAMES:
         yield Problem("metadata.name", f"is {shown(name)}, the name of another host or Service; {ANOTHER_NAME}")

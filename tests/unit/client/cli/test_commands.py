@@ -192,7 +192,11 @@ def test_a_generated_name_has_room() -> None:
     result = CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made))
     assert result.exit_code == 1
     assert "metadata.generateName" in result.output
-    assert "at most 51 characters" in result.output
+    assert "at most 51 characters with the 5 that the cluster adds" in result.output
+    made["metadata"] = {"generateName": "Hello-"}
+    assert (
+        "generateName: is 'Hello-';" in CliRunner().invoke(main, ["validate", "-"], input=yaml.safe_dump(made)).output
+    )
 
 
 def test_a_job_on_standard_input_is_not_run_here() -> None:
