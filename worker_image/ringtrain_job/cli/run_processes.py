@@ -108,6 +108,7 @@ def start_launcher(
 ) -> "subprocess.Popen[bytes]":
     """Start and return the launcher, with arguments `words`, and print lines of plugins, such as the page's link."""
     launcher_environment = {**environment, contract.ENV_PORTS_HELD: "1"}
+    launcher_environment.pop(contract.ENV_POD_NAME, None)  # that of the agent
     # The launcher receives a Ctrl-C only once it can stop the run (run_launcher): before, it would just end.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
