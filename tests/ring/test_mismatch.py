@@ -205,11 +205,11 @@ WRONG_ARGUMENTS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "splits": (
         lambda: rt.alltoall(np.ones(3), [2]),
-        "alltoall splits are [2]; expected 1 numbers of rows that add up to 3",
+        "alltoall splits are [2]; expected 1 number of rows, which add up to 3",
     ),
     "splits-of-parts": (
         lambda: rt.alltoall(np.ones(3), [3.5]),
-        "alltoall splits are [3.5]; expected 1 numbers of rows that add up to 3",
+        "alltoall splits are [3.5]; expected 1 number of rows, which add up to 3",
     ),
     "bounds": (
         lambda: group_of().all_gather(np.ones(3), [0, 2]).wait(),

@@ -70,7 +70,7 @@ def data_worker(local: Local, index: int) -> psutil.Process | None:
 def served(local: Local, index: int) -> int:
     """Return how many processes of a data worker's pod have logged that they serve."""
     logs = local.directory.glob(f"runs/*/pods/t-data-{index}.log")
-    return sum(log.read_text().count("loader processes and listens on port") for log in logs)
+    return sum(log.read_text().count(" and listens on port") for log in logs)
 
 
 def last_line(text: str) -> list[str]:

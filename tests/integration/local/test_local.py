@@ -136,7 +136,7 @@ def test_all_commands_agree_on_a_job_that_the_user_stopped(start: Start) -> None
     assert (run["state"], run["failure"], run["step"]) == ("Stopped", None, int(step[1]))
     (listed,) = json.loads(local.command("dtj", "list", "--local", "-o", "json"))
     status = listed["status"]
-    assert (status["state"], status["reason"], status["progress"]["step"]) == ("Failed", "Stopped", int(step[1]))
+    assert (status["state"], status["reason"], status["progress"]["step"]) == ("Stopped", "Stopped", int(step[1]))
 
 
 def test_a_job_without_its_driver_has_failed(start: Start) -> None:
@@ -146,7 +146,7 @@ def test_a_job_without_its_driver_has_failed(start: Start) -> None:
     local.process.kill()
     local.process.wait()
     (listed,) = json.loads(local.command("dtj", "list", "--local", "-o", "json"))
-    assert (listed["status"]["state"], listed["status"]["reason"]) == ("Failed", "DriverLost")
+    assert (listed["status"]["state"], listed["status"]["reason"]) == ("Killed", "DriverLost")
     assert "DriverLost: its driver was killed" in local.command("dtj", "why", "t", "--local")
     assert "rank 1 has written nothing" in local.command("dtj", "logs", "t", "--local", "--rank", "1", code=1)
 
