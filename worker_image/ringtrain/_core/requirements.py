@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
+from ringtrain.shared.plugins import missing_plugin_text
 
 _OLDEST_NUMPY = (1, 26)  # as in pyproject.toml
 
@@ -33,7 +34,4 @@ def load_plugin(group: str, name: str, need: str) -> Any:
     """
     for point in entry_points(group=group, name=name):
         return point.load()
-    raise ConfigurationError(
-        f"{need} needs the plugin ringtrain-{name}, which is not installed: pip install 'ringtrain[{name}]', or from a "
-        f"clone pip install ./worker_image ./plugins/{name}"
-    )
+    raise ConfigurationError(missing_plugin_text(need, f"ringtrain_{name}"))

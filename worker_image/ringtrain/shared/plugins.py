@@ -26,9 +26,13 @@ def provide(alias: str, package: str) -> None:
 
 
 def missing_plugin_text(need: str, package: str) -> str:
-    """Return the line that says which plugin `need` needs, the distribution of `package`, and how to install it."""
-    extra = package.partition("_")[2].replace("_", "-")
-    return f"{need} needs the plugin ringtrain-{extra}, which is not installed: pip install 'ringtrain[{extra}]'"
+    """Return a line that says how to install the plugin with `package`, which `need` needs."""
+    folder = package.partition("_")[2]
+    extra = folder.replace("_", "-")
+    return (
+        f"{need} needs the plugin ringtrain-{extra}, which is not installed: pip install 'ringtrain[{extra}]', or from "
+        f"a clone pip install ./worker_image ./plugins/{folder}"
+    )
 
 
 def load_on_use(module: str, **places: str) -> Callable[[str], Any]:

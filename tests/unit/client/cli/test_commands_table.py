@@ -6,7 +6,7 @@ import sys
 
 import click
 import pytest
-from support.plugin_commands import commands_of_plugins, run_core_alone
+from support.plugin_commands import ROOT, commands_of_plugins, run_core_alone
 
 from ringtrain_client.cli.main import lazy_commands
 
@@ -38,9 +38,14 @@ def test_a_command_of_a_plugin_that_is_not_installed(command: str) -> None:
     """One line names the plugin and how to install it; a misspelt command gets a hint."""
     program = "from ringtrain_client.cli.__main__ import run; run()"
     done = run_core_alone("client", program, command, "file.yaml")
-    plugin = commands_of_plugins("dtj.commands")[command].replace("_", "-")
-    text = f"Error: dtj {command} needs the plugin {plugin}, which is not installed: pip install {plugin}\n"
-    assert (done.returncode, done.stderr) == (1, text)
+    package = commands_of_plugins("dtj.commands")[command]
+    plugin, folder = package.replace("_", "-"), package.partition("_")[2]
+    assert (done.returncode, done.stderr) == (
+        1,
+        f"Error: dtj {command} needs the plugin {plugin}, which is not installed: pip install {plugin}, or from a "
+        f"clone pip install ./operator ./client ./plugins/{folder}\n",
+    )
+    assert (ROOT / "plugins" / folder / "pyproject.toml").exists()
     misspelt = run_core_alone("client", program, f"{command}x")
     assert misspelt.stderr.endswith(f"Did you mean {command!r}?\n")
 
@@ -52,7 +57,7 @@ def test_a_module_of_a_plugin_that_is_not_installed(module: str) -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stderr.splitlines()[-1] == (
         f"ModuleNotFoundError: ringtrain_sdk.{module} needs the plugin ringtrain-convert, which is not installed: "
-        "pip install ringtrain-convert"
+        "pip install ringtrain-convert, or from a clone pip install ./operator ./client ./plugins/convert"
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 from click.testing import CliRunner
-from support.plugin_commands import commands_of_plugins, run_core_alone
+from support.plugin_commands import ROOT, commands_of_plugins, run_core_alone
 
 from ringtrain_job.cli.main import lazy_commands
 
@@ -30,12 +30,14 @@ def test_a_command_of_a_plugin_that_is_not_installed(command: str) -> None:
     """One line names the plugin and how to install it; a misspelt command gets a hint."""
     program = "from ringtrain_job.cli.entry import ringtrain; ringtrain()"
     done = run_core_alone("worker_image", program, command, "--help")
-    extra = commands_of_plugins("ringtrain.commands")[command].partition("_")[2]
+    folder = commands_of_plugins("ringtrain.commands")[command].partition("_")[2]
+    extra = folder.replace("_", "-")
     assert (done.returncode, done.stderr) == (
         1,
         f"Error: ringtrain {command} needs the plugin ringtrain-{extra}, which is not installed: "
-        f"pip install 'ringtrain[{extra}]'\n",
+        f"pip install 'ringtrain[{extra}]', or from a clone pip install ./worker_image ./plugins/{folder}\n",
     )
+    assert (ROOT / "plugins" / folder / "pyproject.toml").exists()
     misspelt = run_core_alone("worker_image", program, f"{command}x")
     assert misspelt.stderr.endswith(f"Did you mean {command!r}?\n")
 

@@ -75,7 +75,7 @@ def test_a_plugin_that_is_not_installed_is_named(plugin: Path) -> None:
     """With the command that installs it."""
     assert output_of(plugin, "provide('ringtrain.other', 'ringtrain_other.deep')")[-1] == (
         "ModuleNotFoundError: ringtrain.other needs the plugin ringtrain-other, which is not installed: "
-        "pip install 'ringtrain[other]'"
+        "pip install 'ringtrain[other]', or from a clone pip install ./worker_image ./plugins/other"
     )
 
 
@@ -93,7 +93,7 @@ def test_an_optimizer_whose_plugin_is_not_installed(use: str) -> None:
     done = completed([sys.executable, "-c", f"{WITHOUT}\n{use}"])
     assert done.stderr.splitlines()[-1] == (
         "ModuleNotFoundError: ringtrain.diloco needs the plugin ringtrain-diloco, which is not installed: "
-        "pip install 'ringtrain[diloco]'"
+        "pip install 'ringtrain[diloco]', or from a clone pip install ./worker_image ./plugins/diloco"
     )
 
 
