@@ -13,7 +13,6 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from ringtrain_operator.errors import counted
 from ringtrain_operator.spec.template import containers_of
 from ringtrain_operator.spec.training_container import training_container_index
 
@@ -126,12 +125,16 @@ def _jobs_table(jobs: list[Json], columns: JobColumns, width: int) -> Table:
 
 
 def _newest_jobs_table(jobs: Sequence[Json], columns: JobColumns, console: Console) -> Group:
-    """Return the table of as many jobs as the terminal has lines for, the newest, with the number of all others."""
-    lines = max(console.height - 3, 1)  # without the header, the line with the number, and the cursor's
-    newest = sorted(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"]))[-lines:]
-    table = _jobs_table([job for job in jobs if job in newest], columns, console.width)
-    older = len(jobs) - len(newest)
-    return Group(table, *([f"{counted(older, 'older job')} not shown; without --watch, all are"] if older else []))
+    """Return the table of the newest jobs, as many as fit the height of the terminal, and the number of other jobs."""
+    by_age = sorted(range(len(jobs)), key=lambda index: str(jobs[index]["metadata"]["creationTimestamp"]))
+    older = 0
+    while True:
+        table = _jobs_table([jobs[index] for index in sorted(by_age[older:])], columns, console.width)
+        shown = Group(table, *([f"older jobs that are not shown: {older}; `dtj list` shows all"] if older else []))
+        excess = len(console.render_lines(shown)) - (console.height - 1)  # the cursor has a line
+        if excess <= 0 or older + 1 >= len(jobs):
+            return shown
+        older = min(older + excess, len(jobs) - 1)
 
 
 async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
