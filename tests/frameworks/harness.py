@@ -16,6 +16,8 @@ from typing import NamedTuple
 
 HERE = Path(__file__).parent
 PLUGIN_TESTS = sorted(HERE.parents[1].glob("plugins/*/tests"))
+# Options of a JVM that lives for seconds: its optimizing compiler would use more processor time than it saves.
+SHORT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 ENV = {
     "RINGTRAIN_TIMEOUT": "90",
     "OMP_NUM_THREADS": "1",

@@ -7,14 +7,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from frameworks.harness import SHORT_JVM
 from ring.leftovers import leftovers
 from support.gang import until
 
 # As a cluster has them: two executors, each a JVM of its own.
 CLUSTER = "local-cluster[2,1,1024]"
 SLOTS = 2
-# A JVM of a test lives for seconds: what its second compiler and its parallel collector do costs more than it saves.
-SHORT_JVM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 
 
 @contextmanager
