@@ -68,7 +68,7 @@ def rule_problems(model: BaseModel, path: str) -> Iterator[Problem]:
 
 
 def fields_named(rule: Rule) -> list[str]:
-    """Return the paths, relative to the model, that a rule is about; words of its message can be among them."""
+    """Return the paths, relative to the model, that a rule is about. Some are only words of the rule's message."""
     return list(dict.fromkeys((rule.path, *_FIELD.findall(rule.message))))
 
 

@@ -31,7 +31,8 @@ def resource_problems(resources: Mapping[str, Any]) -> Found:
     if memory is not None and 0 < memory < _LEAST_MEMORY and _is_whole(memory):
         unit = "Gi" if memory < 256 else "Mi"
         example = f"{memory:f}".partition(".")[0] if memory < _LEAST_MEMORY >> 4 else "512"
-        yield ".limits[memory]", f"is {limits['memory']}, in bytes; expected at least 1Mi, for example {example}{unit}"
+        found = f"is {limits['memory']}, which is {memory:f} bytes"
+        yield ".limits[memory]", f"{found}; expected at least 1Mi, for example {example}{unit}"
     for name, amount in requests.items():
         limit, fixed = limits.get(name), "/" in name or name.startswith("hugepages-")
         asked, most = quantity_value(amount), quantity_value(limit)

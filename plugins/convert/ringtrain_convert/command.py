@@ -33,7 +33,7 @@ _CONVERSIONS = (
     (is_trainingjob, convert_trainingjob),
     (is_batchjob, convert_batchjob),
 )
-# API group of each kind that has a name of its own; Volcano's and Kubernetes' Job have not.
+# API group of each kind. Job is not here: Volcano and Kubernetes both have it.
 _GROUPS = {
     **dict.fromkeys(("MPIJob", "PyTorchJob", "TFJob", "JAXJob", "XGBoostJob"), "kubeflow.org"),
     "JobSet": "jobset.x-k8s.io",

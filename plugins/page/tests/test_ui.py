@@ -103,8 +103,8 @@ def test_an_attempt_that_was_copied_or_renamed_is_read(folder: Path, name: str) 
         assert _get(link, f"{urlsplit(link).path}?{urlsplit(link).query}")[0] == 303
 
 
-def test_a_folder_without_runs_is_served_with_a_word(tmp_path: Path) -> None:
-    """Runs may come, so the page is served; a line says that there are none, and how to make one."""
+def test_a_folder_without_runs_is_served(tmp_path: Path) -> None:
+    """The page will show later runs. A line on stderr says how to create one."""
     process = subprocess.Popen(
         _command("ui", "--runs", "nosuch"), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )

@@ -151,9 +151,8 @@ class ElasticShard:
         with self._lock:
             if batch.consumed <= self._consumed:
                 raise ConfigurationError(
-                    f"used: the batch ends at sample {batch.consumed} of the epoch, but "
-                    f"{counted(self._consumed, 'sample')} of it were used already; pass each batch of batches() "
-                    "once, in order"
+                    f"used: the batch ends at sample {batch.consumed} of the epoch, which is used up to sample "
+                    f"{self._consumed} already; pass each batch of batches() once, in order"
                 )
             self._consumed = batch.consumed
 

@@ -63,7 +63,7 @@ def run_agent(config: AgentConfig, command: Sequence[str], inherited: Mapping[st
         ending = Lifecycle(config, pod, events).run()
         lost = _print_unsent_lines(pod.unshipped())
         if lost:
-            log.error("the launcher did not store %s, only printed above", counted(lost, "log line"))
+            log.error("the launcher did not store %s; see above", counted(lost, "log line"))
         message = termination_message(ending.verdict, config.job.attempt, config.world_size, lost_log_lines=lost)
         write_termination_message(config.termination, message)
     return ending.exit_code

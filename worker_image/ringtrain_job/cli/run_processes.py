@@ -108,7 +108,7 @@ def start_launcher(
 ) -> "subprocess.Popen[bytes]":
     """Start and return the launcher, with arguments `words`, and print lines of plugins, such as the page's link."""
     launcher_environment = {**environment, contract.ENV_PORTS_HELD: "1"}
-    launcher_environment.pop(contract.ENV_POD_NAME, None)  # that of the agent
+    launcher_environment.pop(contract.ENV_POD_NAME, None)  # it names the pod of the agent
     # The launcher receives a Ctrl-C only once it can stop the run (run_launcher): before, it would just end.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
@@ -221,7 +221,7 @@ def run_exit_code(code: int, lost: int, directory: str, signals: Sequence[int]) 
     `code`: exit code of ranks and launcher. `signals`: signals that the run has received.
     """
     if lost:
-        print_line(f"{counted(lost, 'log line')} could not be written to {directory}, only printed above", fg="red")
+        print_line(f"{counted(lost, 'log line')} could not be written to {directory}; see above", fg="red")
     return 128 + signals[0] if signals else code or (EXIT_LINES_LOST if lost else 0)
 
 

@@ -134,9 +134,7 @@ def test_what_is_read_ahead_and_not_used_is_given_back() -> None:
         shard.used(ahead[1])
         shard.load_state_dict(shard.state_dict())
         assert [batch.indices[0] for batch in shard] == [8, 12, 16]
-        with pytest.raises(
-            ConfigurationError, match="at sample 4 of the epoch, but 20 samples of it were used already"
-        ):
+        with pytest.raises(ConfigurationError, match="at sample 4 of the epoch, which is used up to sample 20 already"):
             shard.used(ahead[0])
 
 
