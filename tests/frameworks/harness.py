@@ -98,11 +98,16 @@ _servers: dict[Server, tuple["subprocess.Popen[str]", "tempfile.TemporaryDirecto
 _compiled = tempfile.TemporaryDirectory(prefix="rt-compiled-")
 
 
+def inherited_path() -> list[str]:
+    """Return the folders in PYTHONPATH, so that processes of tests import the same packages as the tests."""
+    return [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+
+
 def _started(server: Server) -> "subprocess.Popen[str]":
     if server not in _servers:
         name, *arguments = server.program
         command = [sys.executable, "-m", f"frameworks.{name}", *arguments]
-        path = os.pathsep.join(map(str, [HERE.parent, *PLUGIN_TESTS]))
+        path = os.pathsep.join(map(str, [HERE.parent, *PLUGIN_TESTS, *inherited_path()]))
         # Ranks that are forked do not run what TensorFlow registers to remove its generated files at the end.
         folder = tempfile.TemporaryDirectory(prefix="rt-")
         env = {**os.environ, **ENV, **dict(server.env), "PYTHONPATH": path, "TMPDIR": folder.name}

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from frameworks.harness import ENV, HERE
+from frameworks.harness import ENV, HERE, inherited_path
 from frameworks.warm import import_once
 
 _CLIENT = """#!{python} -IS
@@ -54,7 +54,7 @@ def warm_python(framework: str, **variables: str) -> Iterator[str]:
         python, path = Path(folder, "python"), f"{folder}/socket"
         python.write_text(_CLIENT.format(python=sys.executable, path=path))
         python.chmod(0o755)
-        env = {**os.environ, **ENV, **variables, "PYTHONPATH": str(HERE.parent)}
+        env = {**os.environ, **ENV, **variables, "PYTHONPATH": os.pathsep.join([str(HERE.parent), *inherited_path()])}
         words = [sys.executable, "-m", "frameworks.warm_python", framework, path]
         with subprocess.Popen(words, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
             try:
