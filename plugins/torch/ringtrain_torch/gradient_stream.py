@@ -223,6 +223,18 @@ class TorchGradientStream:
             self._require_hold(f"a gradient of {own.name!r} was computed in more backward passes than in earlier steps")
         elif self._passes is not None and own.passes >= self._passes and not own.stale:
             self._submit_gradient(own)
+        elif self._host.has_gradient_memory and param.device.type == "cpu":
+            own.pending = self._moved_to_host(own, own.pending)
+
+    def _moved_to_host(self, own: _StreamedParameter, grad: torch.Tensor) -> torch.Tensor:
+        """Copy a gradient to which further passes may add into the memory from which it is reduced; return that memory.
+
+        Otherwise the gradients of all parameters would be in memory twice at the end of the last pass.
+        """
+        room = tensor_like_param(to_tensor(self._host.gradient(own.name)), own.param)
+        if room.data_ptr() != grad.data_ptr():
+            room.copy_(grad.detach())
+        return room
 
     def _check_gradients(self) -> None:
         """Detect gradients that the script itself stored in `param.grad` or removed, and use these changes."""

@@ -16,7 +16,7 @@ from ringtrain.adapter.devices import ProcessGroup
 from ringtrain.errors import ConfigurationError
 from ringtrain.optim import HostOptimizer as ArrayOptimizer
 from ringtrain.optim import Rule
-from ringtrain_torch.bridge import real_tensor, tensor_like_param, to_arrays, to_tensor
+from ringtrain_torch.bridge import real_tensor, return_freed_memory, tensor_like_param, to_arrays, to_tensor
 from ringtrain_torch.gradient_stream import TorchGradientStream, TorchStreamOptions
 from ringtrain_torch.hook import TorchGradientHook, record_forward
 from ringtrain_torch.host_arguments import check_parameters, named_group_parameters, optimizer_parts
@@ -111,6 +111,7 @@ class HostOptimizer(ElasticTorchHostOptimizer, torch.optim.Optimizer):
         self._shared = SharedTorchGroups(self._inner, self)
         self._set_aside: dict[Any, ParameterState] = {}
         self._make()
+        return_freed_memory()  # of the parameters, which are now views of the host optimizer's arrays
         self._hooks: list[Any] = []
         if self._model is not None:
             if overlap:

@@ -45,6 +45,28 @@ def test_weights_change_during_the_backward_pass_where_that_is_asked_for():
     optimizer.close()
 
 
+def test_gradients_that_wait_for_more_passes_are_where_they_are_reduced():
+    """Until the last backward pass of a step a gradient is in the optimizer's memory only, and sums are torch's."""
+    net, other = model(), model()
+    optimizer, reference = made(net, "adamw"), TORCH_RULES["adamw"](other.parameters())
+    waiting = 0
+    own, joined = batches(RANK), pooled()
+    for first in range(0, len(own) - 1, 2):
+        for module, one, passes in ((net, optimizer, own), (other, reference, joined)):
+            one.zero_grad()
+            for x, y in passes[first : first + 2]:
+                nn.functional.mse_loss(module(x), y).backward()
+                for gradient in optimizer._gradients._all:
+                    if gradient.pending is not None and gradient.param.device.type == "cpu":
+                        waiting += 1
+                        room = optimizer._host.gradient(gradient.name)
+                        assert gradient.pending.data_ptr() == room.ctypes.data, gradient.name
+            one.step()
+    assert waiting or net[0].weight.device.type != "cpu"
+    agree(net, other)
+    optimizer.close()
+
+
 def test_gradients_without_memory():
     """Reading memory below torch's functions raises: there is none."""
     net = model()

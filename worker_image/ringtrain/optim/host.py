@@ -182,6 +182,12 @@ class HostOptimizer(ElasticHostOptimizer):
         self._require_idle(what)
         return self._cut.context.group.allgather_object(value, what)
 
+    @property
+    def has_gradient_memory(self) -> bool:
+        """Return whether `gradient` can be used: not with `accumulate`, and not if devices reduce gradients."""
+        context = self._cut.context
+        return context.settings.accumulate == 1 and context.transfers.devices is None
+
     def gradient(self, name: str) -> Flat:
         """Return the array, in the parameter's shape and dtype, from which the gradient of `name` is reduced.
 
