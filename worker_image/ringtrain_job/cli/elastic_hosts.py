@@ -8,8 +8,8 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -31,7 +31,7 @@ from ringtrain_job.cli.run_processes import (
 )
 from ringtrain_job.cli.several_hosts import prepare_hosts
 from ringtrain_job.cli.ssh import HereOptions, HostDeadlines, SshAgentOrders, SshOptions, SshRemoteAgent
-from ringtrain_job.launcher.hosts import AgentEnd, HostCoolDown
+from ringtrain_job.launcher.hosts import AgentEnd, HostControl, HostCoolDown
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +91,20 @@ def run_on_changing_hosts(
         signals = forward_run_signals(stack, launcher, "ranks on all hosts", grace_s)
         code = wait_for_run_processes(launcher, [], AGENT_S)
         return run_exit_code(code, read_lost_lines(folder / _LOST_FILE), environment[contract.ENV_LOG_DIR], signals)
+
+
+@contextmanager
+def open_host_agents(path: str, environment: Mapping[str, str], slots_per_host: int) -> Iterator[HostControl]:
+    """Let a launcher start agents on hosts, by the settings in the file `path`; end the agents at the end.
+
+    `environment`: variables of the launcher. `slots_per_host`: slots of a host that is listed without a number.
+    """
+    plan = read_hosts_plan(path)
+    agents = SshHostAgents(plan, environment)
+    try:
+        yield HostControl(agents, slots_per_host, plan["sites"])
+    finally:
+        agents.close()
 
 
 class SshHostAgents:

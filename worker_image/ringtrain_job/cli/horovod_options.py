@@ -1,6 +1,5 @@
 """Table of horovodrun's options that `ringtrain run` accepts: their effect, or why they have none."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import version
 from importlib.util import find_spec
@@ -39,18 +38,18 @@ class HorovodrunOption:
         """Longest flag of the option, which messages and sections of the help use."""
         return max((flag.split("/")[0] for flag in self.flags.split()), key=len)
 
-    def declare(self, command: Callable[..., Any]) -> Callable[..., Any]:
-        """Add the option to the click command `command`. An option without effect is hidden."""
+    def option(self) -> click.Option:
+        """Return the option for a click command. An option without effect is hidden."""
         flag = self.kind is bool
-        return click.option(
-            *(*self.flags.split(), self.name),
+        return click.Option(
+            (*self.flags.split(), self.name),
             is_flag=flag,
             type=None if flag else self.kind,
             default=None,
             metavar=self.metavar,
             help=self.here if self.means else None,
             hidden=not self.means,
-        )(command)
+        )
 
 
 _ONE_WAY = "gradients that are ready are sent together; this needs no setting"
@@ -180,8 +179,8 @@ def _show_build(ctx: click.Context, _: click.Parameter, is_used: bool) -> None:
         ctx.exit()
 
 
-check_build_option = click.option(
-    *("-cb", "--check-build"),
+CHECK_BUILD: Final = click.Option(
+    ("-cb", "--check-build"),
     is_flag=True,
     is_eager=True,
     expose_value=False,

@@ -1,20 +1,18 @@
 """Values of horovodrun's options, from the command line or from a `--config-file`."""
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final
 
 import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import NEVER, log_level
-from ringtrain_job.cli.horovod_options import OPTIONS, check_build_option, ignored_option_notes
+from ringtrain_job.cli.horovod_options import OPTIONS, ignored_option_notes
 from ringtrain_job.cli.ssh import SshOptions
 from ringtrain_job.logs.layout import AttemptFiles
 
-F = TypeVar("F", bound=Callable[..., Any])
 # Keys whose option has another name: --gloo or --mpi selects the controller, and a flag disables the check.
 _OTHERS = frozenset({"controller", "stall_check.enabled"})
 # Name under which the note about unknown keys is stored.
@@ -78,21 +76,16 @@ class HorovodrunValues:
                 ) from exc
 
 
-def horovod_options(command: F) -> F:
-    """Add horovodrun's options to `command` and return it; the command gets them as the argument `horovod`."""
+def horovodrun_values(given: Mapping[str, Any]) -> HorovodrunValues:
+    """Return the values of horovodrun's options, with those of the file of `--config-file`.
 
-    @functools.wraps(command)
-    def gathered(**others: Any) -> Any:
-        given = {option.name: others.pop(option.name) for option in OPTIONS}
-        if given["config_file"] is not None:
-            configured = read_config_file(given["config_file"])
-            given = {**configured, **{name: value for name, value in given.items() if value is not None}}
-        return command(horovod=HorovodrunValues(given), **others)
-
-    declared: Callable[..., Any] = check_build_option(gathered)
-    for option in reversed(OPTIONS):
-        declared = option.declare(declared)
-    return cast(F, declared)
+    `given`: values of options of the command line by name, which have priority. Raises click.UsageError.
+    """
+    named = {option.name: given[option.name] for option in OPTIONS}
+    if named["config_file"] is not None:
+        configured = read_config_file(named["config_file"])
+        named = {**configured, **{name: value for name, value in named.items() if value is not None}}
+    return HorovodrunValues(named)
 
 
 def _never_if_0(value: float | None) -> str | None:

@@ -73,14 +73,9 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
         config = LauncherConfig.from_env(inherited)
         if hosts is None:
             return run_launcher(config, command, HostControl(slots_per_host=slots_per_host))
-        from ringtrain_job.cli.elastic_hosts import SshHostAgents, read_hosts_plan
-
-        plan = read_hosts_plan(hosts)
-        agents = SshHostAgents(plan, inherited)
-        try:
-            return run_launcher(config, command, HostControl(agents, slots_per_host, plan["sites"]))
-        finally:
-            agents.close()
+        (point,) = entry_points(group="ringtrain.launcher.hosts")
+        with point.load()(hosts, inherited, slots_per_host) as control:
+            return run_launcher(config, command, control)
 
     _run_and_exit("launcher", log_level, run)
 

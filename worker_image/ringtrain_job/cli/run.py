@@ -7,14 +7,15 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 
 from ringtrain.errors import counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import loopback_address
-from ringtrain.shared.hosts import Host
 from ringtrain.shared.place import job_variables
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.checks import (
@@ -25,14 +26,12 @@ from ringtrain_job.cli.checks import (
     check_name_option,
 )
 from ringtrain_job.cli.data_workers import start_data_workers
-from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_options, elastic_run
-from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
+from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_options
 from ringtrain_job.cli.ending import print_line, print_summary
 from ringtrain_job.cli.failures import exit_code_of
-from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options
-from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, task_notes
 from ringtrain_job.cli.interrupts import STOPPED_EARLY
 from ringtrain_job.cli.main import discard_unwritable_output, log_to_stderr
+from ringtrain_job.cli.run_extension import RunPlan, RunRequest, extension_options, run_plan
 from ringtrain_job.cli.run_help import RunCommand
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -49,8 +48,6 @@ from ringtrain_job.cli.run_processes import (
     wait_for_run_processes,
 )
 from ringtrain_job.cli.runs import NAMESPACE, make_run_folder, runs_option
-from ringtrain_job.cli.several_hosts import run_on_hosts
-from ringtrain_job.cli.ssh import SrunOptions
 from ringtrain_job.launcher.outcome import read_outcome
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -66,16 +63,9 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
     *("-np", "-n", "--np", "--num-proc", "ranks"),
     type=click.IntRange(1, 1024),
     metavar="N",
-    help="Number of ranks [default: the tasks of a SLURM job].",
+    help="Number of ranks.",
 )
-@click.option(
-    *("-H", "--hosts"),
-    default="",
-    metavar="HOST:N,...",
-    help="Hosts, reached over ssh [default: this machine, or SLURM's nodes]. HOST:N@SITE,... defines hosts that share "
-    "a fast network. Maturity: Beta for other hosts, Experimental for sites.",
-)
-@horovod_options
+@extension_options
 @elastic_options
 @runs_option
 @click.option(
@@ -109,8 +99,7 @@ def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def run(
     ranks: int | None,
-    hosts: str,
-    horovod: HorovodrunValues,
+    given: Mapping[str, Any],
     elastic: ElasticCommandOptions,
     runs: Path,
     name: str | None,
@@ -133,37 +122,21 @@ def run(
     program must use ringtrain.elastic; any other program needs --on-loss Restart. Lines of an elastic run begin with
     the rank's slot, which does not change when its rank does.
 
-    Other hosts are reached by ssh without a password; they need Python, ringtrain and this directory at the same
-    paths. In the script of a SLURM job, ranks run on its nodes, reached by srun.
-
     Write options before COMMAND; options after it belong to COMMAND. The exit status is the exit status of the first
     rank that failed, otherwise 0; it is 74 if no rank failed but lines of the log could not be written.
     """
-    hostfile = horovod.of("hostfile")
-    given = f"-H {hosts}" if hosts else f"--hostfile {hostfile}" if hostfile else ""
-    allocated = [] if given or elastic.given else allocated_hosts(os.environ)
-    if ranks is None and not allocated:
-        raise click.UsageError("Missing option '-np': the number of ranks to start, such as -np 2")
-    ranks = ranks or sum(host.slots for host in allocated)
-    world = elastic_run(ranks, given, elastic, horovod.of("slots_per_host") or 1)
-    world = world and world.reach(horovod, given_hosts(hosts, hostfile, ranks))
-    slots = ranks if world is None else world.slots
-    if world is None or world.hosts is None:
-        placed = find_hosts(hosts, hostfile, slots, allocated if len(allocated) > 1 else ())
-    else:
-        placed = [Host(name, count) for name, count in world.first.items()]
-    _check_data_workers(placed, data_workers)
+    plan = run_plan(RunRequest(ranks, elastic, given))
+    _check_data_workers(plan, data_workers)
     check_name_option(name)
     check_metrics_option(metrics)
-    check_launcher(slots, command)
-    if any(host.is_here for host in placed):
+    check_launcher(plan.slots, command)
+    if plan.is_here:
         check_command(command[0], os.environ.get("PATH", os.defpath))
     loopback_address()  # raises at once if processes of this machine cannot reach each other
     check_log_dir(runs)
     log_to_stderr("run")
     settings = {
-        **horovod.variables,
-        **({} if world is None else world.variables),
+        **plan.variables,
         contract.ENV_DATA_WORKERS: str(data_workers),
         contract.ENV_QUIET: "1" if quiet else "",  # always set: a run inside of a run must not inherit it
         **({contract.ENV_FAIL_ON_NAN: "1"} if fail_on_nan else {}),
@@ -173,14 +146,14 @@ def run(
     }
     folder = make_run_folder(runs.resolve(), name, _run_program(command))
     files = AttemptFiles(folder / "1")
-    horovod.link_outputs(files, slots if world is None else world.log_slots)
+    plan.link(files)
     taken = [] if name in (None, folder.name) else [f"a run {name} exists; this one is {folder.name}"]
-    notes = [*horovod.notes, *taken, *task_notes(os.environ), _starting_text(ranks, len(placed))]
+    notes = [*plan.notes, *taken, _starting_text(plan)]
     for note in () if quiet else notes:
         print_line(note)
     place = {
         **settings,
-        **job_variables(folder.name, NAMESPACE, str(uuid.uuid4()), 1, slots),
+        **job_variables(folder.name, NAMESPACE, str(uuid.uuid4()), 1, plan.slots),
         contract.ENV_WORKER_INDEX: "0",
         contract.ENV_AGENT_PORT: "0",
         contract.ENV_RING_PORT_BASE: "0",
@@ -190,17 +163,10 @@ def run(
         contract.ENV_POD_IP: loopback_address(),
         contract.ENV_LOG_DIR: str(runs.resolve()),
     }
-    words = () if world is None else world.words
+    start = plan.start or partial(_run_local_job, plan)
     stopped = 0
     try:
-        if world is not None and world.hosts is not None:
-            changing = world.hosts
-            code = exit_code_of(lambda: run_on_changing_hosts(changing, place, command, verbose, words))
-        elif all(host.is_here for host in placed):
-            code = exit_code_of(lambda: _run_local_job(ranks, place, command, verbose, words))
-        else:
-            reach = SrunOptions(horovod.ssh.interfaces) if allocated else horovod.ssh
-            code = exit_code_of(lambda: run_on_hosts(placed, reach, place, command, verbose))
+        code = exit_code_of(lambda: start(place, command, verbose))
     except RunStopped as exc:
         code = stopped = exc.exit_code
     with suppress(OSError):
@@ -216,18 +182,17 @@ def run(
     sys.exit(code)
 
 
-def _check_data_workers(hosts: Sequence[Host], count: int) -> None:
-    others = [host.name for host in hosts if not host.is_here]
-    if others and count:
+def _check_data_workers(plan: RunPlan, count: int) -> None:
+    if plan.others and count:
         raise click.UsageError(
-            f"--data-workers {count}: data workers run on this machine only, but -H names {others[0]}; for several "
-            "hosts, use a DistributedTrainingJob with spec.dataWorkers"
+            f"--data-workers {count}: data workers run on this machine only, but the run uses {plan.others[0]}; for "
+            "several hosts, use a DistributedTrainingJob with spec.dataWorkers"
         )
 
 
-def _starting_text(ranks: int, hosts: int) -> str:
-    where = f" on {hosts} hosts" if hosts > 1 else ""
-    return f"starting {counted(ranks, 'rank')}{where}"
+def _starting_text(plan: RunPlan) -> str:
+    where = f" on {plan.hosts} hosts" if plan.hosts > 1 else ""
+    return f"starting {counted(plan.ranks, 'rank')}{where}"
 
 
 def _run_program(command: Sequence[str]) -> str:
@@ -236,15 +201,13 @@ def _run_program(command: Sequence[str]) -> str:
     return re.sub(r"[^A-Za-z0-9._-]|^[^A-Za-z0-9]+", "", Path(script).stem)[:100] or "run"
 
 
-def _run_local_job(
-    ranks: int, settings: Mapping[str, str], command: Sequence[str], verbose: bool, words: Sequence[str]
-) -> int:
+def _run_local_job(plan: RunPlan, settings: Mapping[str, str], command: Sequence[str], verbose: bool) -> int:
     with ExitStack() as stack:
         environment = prepare_run(stack, settings, _write_token)
         level = level_of(environment, verbose)
         grace_s = AgentConfig.from_env(environment).save_s
-        launcher = start_launcher(stack, environment, level, words)
-        signals = forward_run_signals(stack, launcher, counted(ranks, "rank"), grace_s)
+        launcher = start_launcher(stack, environment, level, plan.words)
+        signals = forward_run_signals(stack, launcher, counted(plan.ranks, "rank"), grace_s)
         environment = environment_without_token(environment)
         start_data_workers(stack, environment, command, level)
         ended = Path(environment[contract.ENV_RUN_FOLDER]) / "ended.json"

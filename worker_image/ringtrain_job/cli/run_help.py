@@ -1,46 +1,35 @@
 """Help of `ringtrain run` in sections, and hints for users who pass options of other launchers."""
 
 import textwrap
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import click
 
 from ringtrain.errors import RingtrainError
-from ringtrain_job.cli.horovod_options import OPTIONS
 from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, STOPPED_EARLY
+from ringtrain_job.cli.run_extension import run_extensions
 
 # Longest flags of options by the title of their section. The other options are listed last.
 _SECTIONS: Final = {
     "Common options": (
-        *("--num-proc", "--hosts", "--runs", "--name", "--ui", "--metrics", "--fail-on-nan", "--progress-every"),
+        *("--num-proc", "--runs", "--name", "--ui", "--metrics", "--fail-on-nan", "--progress-every"),
         *("--quiet", "--verbose", "--help"),
     ),
-    "Elastic runs": (
-        *("--min-num-proc", "--max-num-proc", "--on-loss", "--replace-timeout", "--reset-limit"),
-        *("--host-discovery-script", "--slots-per-host", "--blacklist-cooldown-range"),
-    ),
-    "Other hosts": (
-        *("--hostfile", "--start-timeout", "--network-interface", "--network-interfaces", "--ssh-port"),
-        "--ssh-identity-file",
-    ),
+    "Elastic runs": ("--min-num-proc", "--max-num-proc", "--on-loss", "--replace-timeout", "--reset-limit"),
 }
 _OTHERS: Final = "Other options"
-_WITHOUT_MEANING: Final = "Options of horovodrun that are accepted and do nothing here"
 _RANKS: Final = "write: ringtrain run -np N python SCRIPT (N: number of all ranks)"
-_HOSTS: Final = "one `ringtrain run -H HOST:N,...` starts the ranks of all hosts"
 _MODULE: Final = "write the whole command: ringtrain run -np N python -m MODULE"
 _FILES: Final = "remove it: the folder of a run has a file with the output of each rank"
 # What to do instead, by option of another launcher that is unknown here.
 _TORCHRUN: Final = {
     "--nproc-per-node": _RANKS,
-    "--nnodes": "write -H HOST:N,HOST:N for ranks on several hosts, nothing for one",
-    "--node-rank": _HOSTS,
-    "--standalone": "remove it: ranks run on this machine unless -H names other hosts",
+    "--standalone": "remove it: ranks run on this machine unless options name other hosts",
     **dict.fromkeys(
         ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--master-addr", "--master-port"),
         "remove it: ranks find each other through the launcher",
     ),
-    "--local-addr": "write --network-interface NAME if other hosts must use a certain address",
     "--max-restarts": "write --on-loss Restart --reset-limit N",
     **dict.fromkeys(("-m", "--module"), _MODULE),
     "--no-python": "remove it: COMMAND can be any program, such as ./train.sh",
@@ -50,10 +39,6 @@ _TORCHRUN: Final = {
 }
 _ACCELERATE: Final = {
     "--num-processes": _RANKS,
-    "--num-machines": _HOSTS,
-    "--machine-rank": _HOSTS,
-    "--main-process-ip": _HOSTS,
-    "--main-process-port": _HOSTS,
     "--multi-gpu": "remove it: -np is the number of ranks",
 }
 _HINTS: Final = {
@@ -71,7 +56,8 @@ class RunCommand(click.Command):
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as exc:
-            hint = _HINTS.get(exc.option_name.replace("_", "-"))
+            option = exc.option_name.replace("_", "-")
+            hint = next((one.hints[option] for one in run_extensions() if option in one.hints), _HINTS.get(option))
             if hint is None:
                 raise
             raise click.UsageError(f"{exc.option_name} is {hint}", ctx) from None
@@ -91,14 +77,25 @@ class RunCommand(click.Command):
         options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]
         records = {max(one.opts, key=len): one.get_help_record(ctx) for one in options}
         shown = {flag: record for flag, record in records.items() if record is not None}
-        for title, flags in _SECTIONS.items():
+        sections: dict[str, Sequence[str]] = dict(_SECTIONS)
+        for extension in run_extensions():
+            sections.update(extension.sections)
+        for title, flags in sections.items():
             self._write_section(formatter, title, [shown.pop(flag) for flag in flags if flag in shown])
         self._write_section(formatter, _OTHERS, list(shown.values()))
-        reasons: dict[str, list[str]] = {}
-        for option in OPTIONS:
-            if not option.means:
-                reasons.setdefault(option.here, []).append(option.shown)
-        with formatter.section(_WITHOUT_MEANING):
+        for extension in run_extensions():
+            self._write_ignored(formatter, *extension.ignored)
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the command's help, and the paragraphs that extensions add."""
+        super().format_help_text(ctx, formatter)
+        for extension in run_extensions():
+            formatter.write_paragraph()
+            with formatter.indentation():
+                formatter.write_text(extension.help)
+
+    def _write_ignored(self, formatter: click.HelpFormatter, title: str, reasons: Mapping[str, Sequence[str]]) -> None:
+        with formatter.section(title):
             for reason, others in reasons.items():
                 text = f"{', '.join(others)}: {reason}."  # wrapped here, because click would break within an option
                 for line in textwrap.wrap(text, formatter.width - 2, subsequent_indent="  ", break_on_hyphens=False):

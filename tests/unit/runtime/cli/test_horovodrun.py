@@ -13,11 +13,14 @@ from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.rank_settings import RankProcessSettings, WorldWaits
+from ringtrain_job.cli.elastic import ElasticCommandOptions
 from ringtrain_job.cli.horovod_options import OPTIONS
-from ringtrain_job.cli.horovod_values import HorovodrunValues, horovod_options, read_config_file
+from ringtrain_job.cli.horovod_values import HorovodrunValues, read_config_file
 from ringtrain_job.cli.horovodrun import main as horovodrun
+from ringtrain_job.cli.host_options import EXTENSION
 from ringtrain_job.cli.hosts import find_hosts
 from ringtrain_job.cli.run import run
+from ringtrain_job.cli.run_extension import RunRequest
 from ringtrain_job.logs.layout import AttemptFiles
 
 PAGE = (Path(__file__).parents[4] / "docs/migrate-from-horovod.md").read_text()
@@ -164,16 +167,10 @@ def test_a_config_file_with_an_error(text: str | None, message: str, tmp_path: P
 def test_the_command_line_wins_over_the_config_file(tmp_path: Path) -> None:
     """An option that both give has the command line's value; what the file alone gives counts."""
     (tmp_path / "config.yaml").write_text("timeline:\n  filename: t.json\nlogging:\n  level: info\n")
-    seen: list[HorovodrunValues] = []
-
-    @click.command()
-    @horovod_options
-    def command(horovod: HorovodrunValues) -> None:
-        seen.append(horovod)
-
-    words = ["--config-file", str(tmp_path / "config.yaml"), "--log-level", "error"]
-    assert CliRunner().invoke(command, words).exit_code == 0
-    assert seen[0].variables == {contract.ENV_TIMELINE: "t.json", contract.ENV_LOG_LEVEL: "error"}
+    unset = dict.fromkeys((option.name for option in EXTENSION.options), None)
+    given = {**unset, "hosts": "", "config_file": str(tmp_path / "config.yaml"), "log_level": "error"}
+    plan = EXTENSION.plan(RunRequest(1, ElasticCommandOptions(), given))
+    assert plan.variables == {contract.ENV_TIMELINE: "t.json", contract.ENV_LOG_LEVEL: "error"}
 
 
 @pytest.mark.parametrize(

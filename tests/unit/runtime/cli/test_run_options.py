@@ -4,38 +4,24 @@ import io
 import logging
 import re
 import sys
-import threading
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
 
-from ringtrain.shared.hosts import Host
-from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
-from ringtrain_job.cli.horovod_options import OPTIONS
-from ringtrain_job.cli.horovod_values import HorovodrunValues
+from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_run
 from ringtrain_job.cli.main import log_to_stderr, main
 from ringtrain_job.cli.run import run
-from ringtrain_job.launcher.discovery import run_discovery_script
-from ringtrain_job.launcher.hosts import HostCoolDown
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (
-            ["-np", "3", "--min-np", "1", "-H", "node-a:1,node-b:1", "true"],
-            "node-a, node-b have only 2 slots, but -np is 3",
-        ),
-        (["-np", "1", "--min-np", "1", "-H", "localhost:1@x,127.0.0.1:1@y", "true"], "names sites (y), but all"),
-        (["-np", "2", "-H", "localhost:1", "true"], "the hosts have 1 slot, but -np is 2; "),
-        (["-np", "2", "-H", "localhost:many", "true"], "'many' is not a number of slots"),
         (["-np", "0", "true"], "0 is not in the range"),
         (["true"], "Missing option '-np'"),
         (["-np", "1"], "Missing argument"),
         (["--glue", "-np", "1", "true"], "No such option '--glue'"),
-        (["-np", "1", "--host", "localhost:1", "true"], "'--hostfile', '--hosts'"),
         (["-np", "1", "-x", "A=1", "true"], "No such option '-x'"),
         (["-np", "1", "--name", "../../escape", "true"], "--name '../../escape': expected letters"),
         (["-np", "1", "--name", "", "true"], "--name '': expected letters"),
@@ -43,17 +29,8 @@ from ringtrain_job.launcher.hosts import HostCoolDown
         (["-np", "1", "--name", "a\nb", "true"], "expected letters"),
     ],
     ids=[
-        *(
-            "other-hosts",
-            "elastic-sites",
-            "too-few-slots",
-            "no-number",
-            "no-rank",
-            "no-np",
-            "no-command",
-            "unknown-option",
-        ),
-        *("nearly-an-option", "unknown-short-option", "name-leaves-its-folder", "no-name", "dots", "newline"),
+        *("no-rank", "no-np", "no-command", "unknown-option"),
+        *("unknown-short-option", "name-leaves-its-folder", "no-name", "dots", "newline"),
     ],
 )
 def test_usage_errors(words: list[str], message: str) -> None:
@@ -68,7 +45,6 @@ def test_usage_errors(words: list[str], message: str) -> None:
     [
         (["--nproc-per-node", "2", "train.py"], "--nproc-per-node is torchrun's; write: ringtrain run -np N python"),
         (["--nproc_per_node=2", "train.py"], "--nproc_per_node is torchrun's; write: ringtrain run -np N python"),
-        (["-np", "2", "--nnodes=2", "train.py"], "--nnodes is torchrun's; write -H HOST:N,HOST:N"),
         (["--standalone", "-np", "2", "train.py"], "--standalone is torchrun's; remove it"),
         (
             ["-np", "2", "-m", "package.train"],
@@ -83,8 +59,8 @@ def test_words_of_torchrun_get_a_hint(words: list[str], hint: str) -> None:
 
 
 TORCHRUN = (
-    "-m -r -t --module --nnodes --nproc-per-node --node-rank --standalone --rdzv-backend --rdzv-endpoint --rdzv-id "
-    "--rdzv-conf --master-addr --master-port --local-addr --max-restarts --monitor-interval --start-method --role "
+    "-m -r -t --module --nproc-per-node --standalone --rdzv-backend --rdzv-endpoint --rdzv-id "
+    "--rdzv-conf --master-addr --master-port --max-restarts --monitor-interval --start-method --role "
     "--no-python --run-path --redirects --tee --logs-specs --local-ranks-filter"
 )
 
@@ -99,21 +75,17 @@ def test_every_option_of_torchrun_has_a_hint(option: str) -> None:
 
 
 def test_help_of_run_is_in_groups() -> None:
-    """Common options come first, those that do nothing last, every option once; no line is wider than a terminal."""
+    """Common options come first, every option once; no line is wider than a terminal."""
     output = CliRunner().invoke(main, ["run", "--help"], terminal_width=80).output
     titles = [line for line in output.splitlines() if line.endswith(":") and not line.startswith(" ")]
-    assert titles == [
-        "Common options:", "Elastic runs:", "Other hosts:", "Other options:",
-        "Options of horovodrun that are accepted and do nothing here:",
-    ]  # fmt: skip
+    assert titles[:2] == ["Common options:", "Elastic runs:"]
     first = output.partition("Common options:")[2].partition("Elastic runs:")[0]
-    assert first.index("--hosts") < first.index("--runs") < first.index("--quiet") < first.index("--help")
+    assert first.index("--num-proc") < first.index("--runs") < first.index("--quiet") < first.index("--help")
     for option in run.params:
         if isinstance(option, click.Option) and not option.hidden:
             longest = max(option.opts, key=len)
             shown = re.findall(rf"(?m)^  (?:.*, )?{longest}(?![\w-])", output)
             assert len(shown) == 1, longest
-    assert all(option.shown in output.rpartition("do nothing here:")[2] for option in OPTIONS if not option.means)
     assert max(map(len, output.splitlines())) <= 80
 
 
@@ -194,17 +166,6 @@ def test_numbers_of_progress_are_explained() -> None:
         (["-np", "2", "--on-loss", "Panic"], "'Panic' is not one of"),
         (["-np", "2", "--replace-timeout", "0"], "0.0 is not in the range"),
         (["-np", "2", "--reset-limit", "-1"], "-1 is not in the range"),
-        (
-            ["-np", "2", "--max-np", "4", "-H", "localhost:2"],
-            "the hosts have 2 slots, but -np is 4; expected as many slots, such as localhost:4",
-        ),
-        (["-np", "2", "--host-discovery-script", "hosts.sh"], "hosts.sh: the file does not exist"),
-        (["-np", "2", "--host-discovery-script", "notes.sh"], "is not executable; chmod +x notes.sh"),
-        (["-np", "2", "--host-discovery-script", "notes.sh", "-H", "localhost:2"], "both define the hosts"),
-        (
-            ["-np", "2", "--host-discovery-script", "notes.sh", "--hostfile", "notes.sh"],
-            "--hostfile notes.sh and --host-discovery-script notes.sh: both define the hosts",
-        ),
     ],
     ids=[
         *(
@@ -215,15 +176,13 @@ def test_numbers_of_progress_are_explained() -> None:
             "shrink-does-not-wait",
             "no-such-word",
         ),
-        *("no-time", "negative-limit", "too-few-slots", "no-script", "script-not-executable", "two-places"),
-        "hostfile-and-script",
+        *("no-time", "negative-limit"),
     ],
 )
 def test_usage_errors_of_elastic_runs(
     words: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Combinations that cannot be are refused before anything is started, with both values."""
-    (tmp_path / "notes.sh").write_text("")
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(main, ["run", *words, "true"])
     assert result.exit_code == 2
@@ -252,64 +211,10 @@ def test_usage_errors_of_elastic_runs(
 )
 def test_what_an_elastic_run_is_told(options: ElasticCommandOptions, slots: int, expected: dict[str, str]) -> None:
     """-np is where it begins, and the bound that is not given; there are as many slots as ranks at most."""
-    assert elastic_run(4, "", ElasticCommandOptions()) is None
-    made = elastic_run(4, "", options)
+    made = elastic_run(4, options)
     always = {"_START_RANKS": "4", "_JOIN_DELAY": "2"}
     assert made.slots == slots
     assert made.variables == {f"RINGTRAIN_ELASTIC{name}": value for name, value in {**expected, **always}.items()}
-
-
-@pytest.mark.parametrize(
-    ("answer", "options", "message"),
-    [
-        ("far away:2", [], "the script printed 'far away:2'; expected host:slots"),
-        (
-            "far:2",
-            ["--blacklist-cooldown-range", "60", "5"],
-            "--blacklist-cooldown-range 60 5: expected two numbers",
-        ),
-        ("far:2", ["--data-workers", "1"], "data workers run on this machine only, but -H names far"),
-    ],
-)
-def test_what_hosts_of_a_script_cannot_have(answer: str, options: list[str], message: str, tmp_path: Path) -> None:
-    """It is refused at once: the run would wait for another answer."""
-    script = tmp_path / "hosts.sh"
-    script.write_text(f"#!/bin/sh\necho {answer}\n")
-    script.chmod(0o755)
-    words = ["run", "-np", "2", "--min-np", "1", *options, "--host-discovery-script", str(script), "true"]
-    result = CliRunner().invoke(main, words)
-    assert result.exit_code == 2
-    assert message in " ".join(result.output.split())
-
-
-@pytest.mark.parametrize(
-    ("first", "most", "workers", "slots"),
-    [
-        ({"a": 2, "b": 1}, 4, 8, 4),
-        ({"a": 1}, 128, 256, 16),
-        ({"a": 8}, 1024, 512, 8),
-        ({"a": 1}, 1024, 2048, 2),
-        ({"a": 64, "b": 64}, 2, 4, 2),
-    ],
-)
-def test_places_of_hosts_that_come_and_go(first: dict[str, int], most: int, workers: int, slots: int) -> None:
-    """All hosts may be others from one answer to the next; the launcher has at most 4096 slots to look at."""
-    made = ElasticCommandRun(most, {"RINGTRAIN_HOST_DISCOVERY_SCRIPT": "x"}, first).reach(HorovodrunValues(), [])
-    assert (made.hosts.workers, made.hosts.slots) == (workers, slots)
-    assert made.hosts.cooldown == HostCoolDown(2, 10, 600)
-
-
-def test_fixed_hosts_of_an_elastic_run() -> None:
-    """They are what a script prints that always says the same; with too few slots the run is refused."""
-    world = elastic_run(3, "-H a:2,b:2", ElasticCommandOptions(min_ranks=1))
-    made = world.reach(HorovodrunValues({"blacklist_cooldown_range": (5.0, 50.0)}), [Host("a", 2), Host("b", 2)])
-    assert made.hosts.cooldown == HostCoolDown(1, 5, 50)
-    assert (
-        run_discovery_script(made.variables["RINGTRAIN_HOST_DISCOVERY_SCRIPT"], 30, threading.Event()) == "a:2\nb:2\n"
-    )
-    assert world.reach(HorovodrunValues(), [Host("localhost", 3)]).hosts is None
-    with pytest.raises(click.UsageError, match="a have only 2 slots, but -np is 3"):
-        world.reach(HorovodrunValues(), [Host("a", 2)])
 
 
 @pytest.mark.parametrize(("terminal", "start"), [(True, "\r\x1b[K"), (False, "")], ids=["terminal", "pipe"])
