@@ -37,10 +37,11 @@ RUN apt-get update \
 COPY worker_image /src/worker_image
 COPY plugins/data_service /src/plugins/data_service
 COPY plugins/diloco /src/plugins/diloco
+COPY plugins/hosts /src/plugins/hosts
 COPY plugins/mpi /src/plugins/mpi
 COPY plugins/page /src/plugins/page
 COPY plugins/sinks /src/plugins/sinks
-RUN /opt/pip/bin/pip install '/src/worker_image[mpi,storage]' /src/plugins/data_service /src/plugins/diloco /src/plugins/mpi /src/plugins/page /src/plugins/sinks \
+RUN /opt/pip/bin/pip install '/src/worker_image[mpi,storage]' /src/plugins/data_service /src/plugins/diloco /src/plugins/hosts /src/plugins/mpi /src/plugins/page /src/plugins/sinks \
     && ls /opt/venv/lib/python3*/site-packages/ringtrain/_core/kernels/_native*.so \
     && find /opt/venv -type d -name tests -prune -exec rm -r {} +
 COPY examples /opt/ringtrain/examples

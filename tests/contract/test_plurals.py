@@ -31,7 +31,7 @@ EXCEPTIONS = {
     "worker_image/ringtrain/optim/replica_check.py": ["when"],
     "worker_image/ringtrain_job/agent/world_file.py": ["len(world.ring_addresses)"],
     "worker_image/ringtrain_job/cli/checks.py": ["ranks"],
-    "worker_image/ringtrain_job/cli/hosts.py": ["tasks", "ranks"],
+    "plugins/hosts/ringtrain_hosts/hosts.py": ["tasks", "ranks"],
     "worker_image/ringtrain_job/cli/run.py": ["plan.hosts"],
     "worker_image/ringtrain_job/launcher/hosts.py": ["count"],
     "worker_image/ringtrain_job/launcher/verdict.py": ["size"],

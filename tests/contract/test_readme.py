@@ -97,7 +97,7 @@ def ended_with(directory: Path, ranks: int, python: str = sys.executable) -> np.
     The program is run in `directory`: one rank without a launcher, several under `ringtrain run`.
     """
     env = {**os.environ, "PATH": f"{Path(python).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
-    runner = [str(BIN / "ringtrain"), "run", "-np", str(ranks), "-H", f"localhost:{ranks}"] if ranks > 1 else []
+    runner = [str(BIN / "ringtrain"), "run", "-np", str(ranks)] if ranks > 1 else []
     done = completed([*runner, "python", "train.py"], cwd=directory, env=env)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = re.findall(r"^(?:\[\d+\] )?(\d+) (.+)$", done.stdout, re.MULTILINE)

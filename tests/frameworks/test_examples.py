@@ -42,7 +42,7 @@ def run(command: list[str], **env: str) -> str:
 
 
 def two_ranks(script: str, *arguments: str, tmp_path: Path, **env: str) -> str:
-    runner = ["ringtrain", "run", "-np", "2", "-H", "localhost:2", "--log-dir", str(tmp_path / "logs")]
+    runner = ["ringtrain", "run", "-np", "2", "--log-dir", str(tmp_path / "logs")]
     return run([*runner, python_of(script), str(EXAMPLES / script), *arguments], **env)
 
 

@@ -31,9 +31,6 @@ COMMANDS = (
     LazyCommand("launcher", "ringtrain_job.cli.pods:launcher", "Coordinate the job's workers.", True),
     LazyCommand("logs", "ringtrain_job.cli.logs:logs", "Print the output of a run's ranks."),
     LazyCommand(
-        "remote-agent", "ringtrain_job.cli.remote_agent:remote_agent", "Run this host's agent of a remote run.", True
-    ),
-    LazyCommand(
         "run",
         "ringtrain_job.cli.run:run",
         "Run COMMAND as N ranks, with one merged log.",

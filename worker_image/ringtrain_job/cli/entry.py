@@ -1,28 +1,23 @@
-"""Entry points of the programs `ringtrain` and `horovodrun`, which handle Ctrl-C before they import anything."""
+"""Entry point of the program `ringtrain`, which handles Ctrl-C before it imports anything."""
 
 import os
 import sys
 
-from ringtrain_job.cli.interrupts import exit_on_interrupt, raise_on_interrupt
+from ringtrain_job.cli.interrupts import exit_on_interrupt
 
 
 def ringtrain() -> None:
     """Run the program `ringtrain`."""
-    exit_on_interrupt()
-    _open_closed_streams()
+    begin_program()
     from ringtrain_job.cli.main import main
 
     main()
 
 
-def horovodrun() -> None:
-    """Run the program `horovodrun`."""
+def begin_program() -> None:
+    """Handle Ctrl-C, and open closed standard streams. Call it before other imports."""
     exit_on_interrupt()
     _open_closed_streams()
-    from ringtrain_job.cli.horovodrun import main
-
-    raise_on_interrupt()
-    main()
 
 
 def _open_closed_streams() -> None:

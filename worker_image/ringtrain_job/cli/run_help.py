@@ -8,7 +8,7 @@ import click
 
 from ringtrain.errors import RingtrainError
 from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, STOPPED_EARLY
-from ringtrain_job.cli.run_extension import run_extensions
+from ringtrain_job.cli.run_extension import missing_run_plugins, run_extensions
 
 # Longest flags of options by the title of their section. The other options are listed last.
 _SECTIONS: Final = {
@@ -58,6 +58,8 @@ class RunCommand(click.Command):
         except click.NoSuchOption as exc:
             option = exc.option_name.replace("_", "-")
             hint = next((one.hints[option] for one in run_extensions() if option in one.hints), _HINTS.get(option))
+            if hint is None and (missing := missing_run_plugins()):
+                raise click.UsageError(f"{exc.format_message()} {missing}", ctx) from None
             if hint is None:
                 raise
             raise click.UsageError(f"{exc.option_name} is {hint}", ctx) from None

@@ -13,17 +13,17 @@ from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import COUNTERPARTS, with_counterparts
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.rank_settings import RankProcessSettings, WorldWaits
+from ringtrain_hosts.horovod_options import OPTIONS
+from ringtrain_hosts.horovod_values import HorovodrunValues, read_config_file
+from ringtrain_hosts.horovodrun import main as horovodrun
+from ringtrain_hosts.hosts import find_hosts
+from ringtrain_hosts.options import EXTENSION
 from ringtrain_job.cli.elastic import ElasticCommandOptions
-from ringtrain_job.cli.horovod_options import OPTIONS
-from ringtrain_job.cli.horovod_values import HorovodrunValues, read_config_file
-from ringtrain_job.cli.horovodrun import main as horovodrun
-from ringtrain_job.cli.host_options import EXTENSION
-from ringtrain_job.cli.hosts import find_hosts
 from ringtrain_job.cli.run import run
 from ringtrain_job.cli.run_extension import RunRequest
 from ringtrain_job.logs.layout import AttemptFiles
 
-PAGE = (Path(__file__).parents[4] / "docs/migrate-from-horovod.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs/migrate-from-horovod.md").read_text()
 # All options of Horovod 0.28's launcher, from its documentation.
 HOROVODS = re.findall(
     r"\S+",

@@ -9,15 +9,15 @@ from typing import Any, Final
 import click
 
 from ringtrain.shared.hosts import Host
+from ringtrain_hosts.elastic_hosts import run_on_changing_hosts
+from ringtrain_hosts.elastic_plan import ElasticHostsRun, checked_discovery_script, elastic_hosts_run
+from ringtrain_hosts.horovod_options import CHECK_BUILD, OPTIONS
+from ringtrain_hosts.horovod_values import HorovodrunValues, horovodrun_values
+from ringtrain_hosts.hosts import allocated_hosts, find_hosts, given_hosts, task_notes
+from ringtrain_hosts.several_hosts import run_on_hosts
+from ringtrain_hosts.ssh import SrunOptions
 from ringtrain_job.cli.elastic import elastic_run
-from ringtrain_job.cli.elastic_hosts import run_on_changing_hosts
-from ringtrain_job.cli.elastic_plan import ElasticHostsRun, checked_discovery_script, elastic_hosts_run
-from ringtrain_job.cli.horovod_options import CHECK_BUILD, OPTIONS
-from ringtrain_job.cli.horovod_values import HorovodrunValues, horovodrun_values
-from ringtrain_job.cli.hosts import allocated_hosts, find_hosts, given_hosts, task_notes
 from ringtrain_job.cli.run_extension import RunPlan, RunRequest, require_ranks
-from ringtrain_job.cli.several_hosts import run_on_hosts
-from ringtrain_job.cli.ssh import SrunOptions
 
 _HOSTS: Final = click.Option(
     ("-H", "--hosts"),

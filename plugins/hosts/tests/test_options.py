@@ -8,10 +8,11 @@ import pytest
 from click.testing import CliRunner
 
 from ringtrain.shared.hosts import Host
+from ringtrain_hosts.elastic_plan import elastic_hosts_run
+from ringtrain_hosts.horovod_options import OPTIONS
+from ringtrain_hosts.horovod_values import HorovodrunValues
+from ringtrain_hosts.hosts import allocated_hosts
 from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
-from ringtrain_job.cli.elastic_plan import elastic_hosts_run
-from ringtrain_job.cli.horovod_options import OPTIONS
-from ringtrain_job.cli.horovod_values import HorovodrunValues
 from ringtrain_job.cli.main import main
 from ringtrain_job.launcher.discovery import run_discovery_script
 from ringtrain_job.launcher.hosts import HostCoolDown
@@ -135,3 +136,12 @@ def test_fixed_hosts_of_an_elastic_run() -> None:
     assert elastic_hosts_run(world, HorovodrunValues(), [Host("localhost", 3)], None).hosts is None
     with pytest.raises(click.UsageError, match="a have only 2 slots, but -np is 3"):
         elastic_hosts_run(world, HorovodrunValues(), [Host("a", 2)], None)
+
+
+def test_nodes_and_tasks_that_do_not_fit_together_are_said() -> None:
+    """No node is left out in silence."""
+    with pytest.raises(
+        click.UsageError,
+        match=r"SLURM_TASKS_PER_NODE is 2, expected numbers for 2 nodes; or define the hosts with -np and -H",
+    ):
+        allocated_hosts({"SLURM_JOB_NODELIST": "a[0-1]", "SLURM_TASKS_PER_NODE": "2"})

@@ -19,9 +19,7 @@ from ringtrain.shared import contract
 from ringtrain.shared.address import host_port
 from ringtrain.shared.hosts import Host
 from ringtrain.shared.processes import end_child, start_child
-from ringtrain_job.cli.certificates import SECRET_FILES
-from ringtrain_job.cli.ending import print_line
-from ringtrain_job.cli.remote_agent import (
+from ringtrain_hosts.remote_agent import (
     GREETING,
     LOST,
     STARTED,
@@ -29,6 +27,8 @@ from ringtrain_job.cli.remote_agent import (
     RemoteAgentOrder,
     first_address,
 )
+from ringtrain_job.cli.certificates import SECRET_FILES
+from ringtrain_job.cli.ending import print_line
 
 # Limit of TCP and the handshake; ssh's default is the kernel's limit of minutes.
 _CONNECT_S: Final = 30

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
+from sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 from support.commands import completed
 from support.gang import DEADLINE_S, runs, until
 from support.needs import need

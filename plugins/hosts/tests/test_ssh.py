@@ -17,9 +17,9 @@ from support.deadlines import patient
 from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.hosts import Host
+from ringtrain_hosts.remote_agent import GREETING, RemoteAgentOrder, first_address
+from ringtrain_hosts.ssh import HostDeadlines, SshOptions, connect_ssh_hosts, portable_environment
 from ringtrain_job.cli.certificates import SECRET_FILES, write_secrets
-from ringtrain_job.cli.remote_agent import GREETING, RemoteAgentOrder, first_address
-from ringtrain_job.cli.ssh import HostDeadlines, SshOptions, connect_ssh_hosts, portable_environment
 
 pytestmark = pytest.mark.slow
 

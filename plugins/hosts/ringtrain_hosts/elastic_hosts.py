@@ -18,6 +18,8 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import LOCAL, Host
+from ringtrain_hosts.several_hosts import prepare_hosts
+from ringtrain_hosts.ssh import HereOptions, HostDeadlines, SshAgentOrders, SshOptions, SshRemoteAgent
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -29,8 +31,6 @@ from ringtrain_job.cli.run_processes import (
     start_launcher,
     wait_for_run_processes,
 )
-from ringtrain_job.cli.several_hosts import prepare_hosts
-from ringtrain_job.cli.ssh import HereOptions, HostDeadlines, SshAgentOrders, SshOptions, SshRemoteAgent
 from ringtrain_job.launcher.hosts import AgentEnd, HostControl, HostCoolDown
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
-from integration.runtime.sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
+from sshd import PORT, SshHosts, ssh_hosts, why_no_sshd
 from support import planned_training
 from support.commands import completed
 from support.elastic_training import ledger_of
@@ -27,7 +27,7 @@ from support.planned_training import STEPS
 pytestmark = pytest.mark.skipif(bool(why_no_sshd()), reason=why_no_sshd() or "there is sshd")
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 TRAINING = (sys.executable, planned_training.__file__)
-TESTS = str(Path(__file__).parents[2])
+TESTS = str(Path(__file__).parents[3] / "tests")
 _SEEDS = (0, 3)  # of arrays and of the host optimizer; test_planned_changes.py has PyTorch
 
 

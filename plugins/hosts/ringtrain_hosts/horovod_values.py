@@ -9,8 +9,8 @@ import click
 
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import NEVER, log_level
-from ringtrain_job.cli.horovod_options import OPTIONS, ignored_option_notes
-from ringtrain_job.cli.ssh import SshOptions
+from ringtrain_hosts.horovod_options import OPTIONS, ignored_option_notes
+from ringtrain_hosts.ssh import SshOptions
 from ringtrain_job.logs.layout import AttemptFiles
 
 # Keys whose option has another name: --gloo or --mpi selects the controller, and a flag disables the check.

@@ -11,10 +11,18 @@ from ringtrain.errors import counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import Host
+from ringtrain_hosts.remote_agent import RemoteAgentGreeting
+from ringtrain_hosts.ssh import (
+    HostDeadlines,
+    SrunOptions,
+    SshAgentOrders,
+    SshOptions,
+    SshRemoteAgent,
+    connect_ssh_hosts,
+)
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.certificates import write_secrets
 from ringtrain_job.cli.ending import print_line
-from ringtrain_job.cli.remote_agent import RemoteAgentGreeting
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
     environment_without_token,
@@ -26,14 +34,6 @@ from ringtrain_job.cli.run_processes import (
     start_launcher,
     start_run_process,
     wait_for_run_processes,
-)
-from ringtrain_job.cli.ssh import (
-    HostDeadlines,
-    SrunOptions,
-    SshAgentOrders,
-    SshOptions,
-    SshRemoteAgent,
-    connect_ssh_hosts,
 )
 
 
