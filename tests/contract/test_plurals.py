@@ -33,7 +33,7 @@ EXCEPTIONS = {
     "worker_image/ringtrain_job/cli/checks.py": ["ranks"],
     "plugins/hosts/ringtrain_hosts/hosts.py": ["tasks", "ranks"],
     "worker_image/ringtrain_job/cli/run.py": ["plan.hosts"],
-    "worker_image/ringtrain_job/launcher/hosts.py": ["count"],
+    "plugins/hosts/ringtrain_hosts/table.py": ["count"],
     "worker_image/ringtrain_job/launcher/verdict.py": ["size"],
     "worker_image/ringtrain_job/logs/metrics_rule.py": ["len(rule)"],
 }

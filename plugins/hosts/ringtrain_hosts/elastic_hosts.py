@@ -18,8 +18,10 @@ from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.address import loopback_address
 from ringtrain.shared.hosts import LOCAL, Host
+from ringtrain_hosts.discovery import DiscoveredHosts
 from ringtrain_hosts.several_hosts import prepare_hosts
 from ringtrain_hosts.ssh import HereOptions, HostDeadlines, SshAgentOrders, SshOptions, SshRemoteAgent
+from ringtrain_hosts.table import AgentEnd, HostControl, HostCoolDown
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.cli.run_processes import (
     AGENT_S,
@@ -31,7 +33,6 @@ from ringtrain_job.cli.run_processes import (
     start_launcher,
     wait_for_run_processes,
 )
-from ringtrain_job.launcher.hosts import AgentEnd, HostControl, HostCoolDown
 
 log = logging.getLogger(__name__)
 
@@ -94,15 +95,19 @@ def run_on_changing_hosts(
 
 
 @contextmanager
-def open_host_agents(path: str, environment: Mapping[str, str], slots_per_host: int) -> Iterator[HostControl]:
-    """Let a launcher start agents on hosts, by the settings in the file `path`; end the agents at the end.
+def open_run_hosts(path: str | None, environment: Mapping[str, str], slots_per_host: int) -> Iterator[DiscoveredHosts]:
+    """Open the hosts of an elastic run for its launcher; end the agents on other hosts at the end.
 
-    `environment`: variables of the launcher. `slots_per_host`: slots of a host that is listed without a number.
+    `path`: file with the settings for other hosts; None if the run uses this machine only. `environment`: variables of
+    the launcher. `slots_per_host`: slots of a host that is listed without a number.
     """
+    if path is None:
+        yield DiscoveredHosts(HostControl(slots_per_host=slots_per_host))
+        return
     plan = read_hosts_plan(path)
     agents = SshHostAgents(plan, environment)
     try:
-        yield HostControl(agents, slots_per_host, plan["sites"])
+        yield DiscoveredHosts(HostControl(agents, slots_per_host, plan["sites"]))
     finally:
         agents.close()
 

@@ -12,11 +12,11 @@ import click
 from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.hosts import LOCAL, Host, own_names
+from ringtrain_hosts.discovery import FIRST_ANSWER_WITHIN_S, run_discovery_script
 from ringtrain_hosts.elastic_hosts import ChangingHosts
 from ringtrain_hosts.horovod_values import HorovodrunValues
+from ringtrain_hosts.table import DEFAULT_COOLDOWN, HostCoolDown, parse_hosts
 from ringtrain_job.cli.elastic import ElasticCommandRun
-from ringtrain_job.launcher.discovery import FIRST_ANSWER_WITHIN_S, run_discovery_script
-from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostCoolDown, parse_hosts
 
 # Limit of the slots of all hosts: the launcher examines each of them.
 _MOST_SLOTS = 4096

@@ -8,14 +8,14 @@ import pytest
 from click.testing import CliRunner
 
 from ringtrain.shared.hosts import Host
+from ringtrain_hosts.discovery import run_discovery_script
 from ringtrain_hosts.elastic_plan import elastic_hosts_run
 from ringtrain_hosts.horovod_options import OPTIONS
 from ringtrain_hosts.horovod_values import HorovodrunValues
 from ringtrain_hosts.hosts import allocated_hosts
+from ringtrain_hosts.table import HostCoolDown
 from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
 from ringtrain_job.cli.main import main
-from ringtrain_job.launcher.discovery import run_discovery_script
-from ringtrain_job.launcher.hosts import HostCoolDown
 
 
 @pytest.mark.parametrize(

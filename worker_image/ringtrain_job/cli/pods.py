@@ -67,15 +67,14 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
 
     def run() -> int:
         from ringtrain_job.launcher.config import LauncherConfig
-        from ringtrain_job.launcher.hosts import HostControl
         from ringtrain_job.launcher.main import run_launcher
 
         config = LauncherConfig.from_env(inherited)
-        if hosts is None:
-            return run_launcher(config, command, HostControl(slots_per_host=slots_per_host))
+        if config.elastic is None or not config.elastic.discovery_script:
+            return run_launcher(config, command)
         (point,) = entry_points(group="ringtrain.launcher.hosts")
-        with point.load()(hosts, inherited, slots_per_host) as control:
-            return run_launcher(config, command, control)
+        with point.load()(hosts, inherited, slots_per_host) as run_hosts:
+            return run_launcher(config, command, run_hosts)
 
     _run_and_exit("launcher", log_level, run)
 

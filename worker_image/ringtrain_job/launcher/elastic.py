@@ -14,7 +14,6 @@ from ringtrain_job.control.model import Failure, Form, Outcome, Prepare, RankPha
 from ringtrain_job.control.termination import failure_json
 from ringtrain_job.launcher.backend import HandOver
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.discovery import HostDiscovery
 from ringtrain_job.launcher.elastic_end import FRUITLESS_GENERATIONS, RUIN_REASON, AttemptEnd, Ruin
 from ringtrain_job.launcher.generation import Formed, advance_generation, all_members_joined, member_standings
 from ringtrain_job.launcher.generation_state import (
@@ -23,7 +22,6 @@ from ringtrain_job.launcher.generation_state import (
     GenerationPhase,
     GenerationState,
 )
-from ringtrain_job.launcher.hosts import DEFAULT_COOLDOWN, HostTable
 from ringtrain_job.launcher.losses import GenerationLosses
 from ringtrain_job.launcher.members import SlotView, Standing, WorldView
 from ringtrain_job.launcher.registry import BackendContext
@@ -42,12 +40,11 @@ class ElasticBackend:
     def __init__(self, context: BackendContext, clock: Callable[[], float] = time.monotonic) -> None:
         config, snapshot = context.config, context.status
         assert config.elastic is not None
-        rules = replace(config.elastic.rules, sets_aside=context.hosts.agents is not None)
+        rules = replace(config.elastic.rules, sets_aside=context.hosts is not None and context.hosts.sets_aside)
         self._settings = settings = replace(config.elastic, rules=rules)
         self._config, self._sites, self._hosts = config, context.sites, context.hosts
         self._gang, self._snapshot, self._clock = snapshot.gang, snapshot, clock
         self._gang.vacancy_s = config.vacancy_s
-        self._discovery: HostDiscovery | None = None
         self._requested_at: float | None = None
         self._journal = GenerationJournal(snapshot.store.files)
         self._lock = threading.Lock()
@@ -75,14 +72,12 @@ class ElasticBackend:
 
     def begin(self) -> None:
         """Start the host discovery script if the run has one."""
-        script, hosts, rules = self._settings.discovery_script, self._hosts, self._settings.rules
-        if not script:
+        if self._hosts is None or not self._settings.discovery_script:
             return
-        cooldown = hosts.agents.cooldown if hosts.agents else DEFAULT_COOLDOWN
-        table = HostTable(self._config.workers, self._config.slots, rules.max_ranks, cooldown)
-        if hosts.sites:
-            self._sites.of_host = lambda worker: hosts.sites.get(table.host_of(worker), "")
-        self._discovery = HostDiscovery(script, table, rules, self, hosts)
+        if self._hosts.has_sites:
+            self._sites.of_host = self._hosts.site_of
+        workers, slots = self._config.workers, self._config.slots
+        self._hosts.follow(self._settings.discovery_script, workers, slots, self._settings.rules, self)
 
     def handle_stop_request(self, *, by_person: bool) -> Verdict | HandOver | None:
         """Return a verdict if the job must stop: a person or all agents request it, or no rank has started.
@@ -96,14 +91,15 @@ class ElasticBackend:
         return HandOver() if self._clock() - self._requested_at >= self._config.hand_over_s else None
 
     def stop(self, verdict: Verdict) -> None:
-        self._end_discovery()  # agents that end from now on were ordered to
+        self.close()  # agents that end from now on were ordered to
         self._gang.give(Stop(verdict))
 
     def is_quiet(self) -> bool:
         return self._gang.all_drained()
 
     def close(self) -> None:
-        self._end_discovery()
+        if self._hosts is not None:
+            self._hosts.close()
 
     def may_end(self) -> bool:
         """Return whether the attempt may end as soon as all ranks have succeeded."""
@@ -118,11 +114,6 @@ class ElasticBackend:
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
         """Hook for subclasses: return a verdict if the process that starts the ranks has failed; None otherwise."""
         return None
-
-    def _end_discovery(self) -> None:
-        if self._discovery is not None:
-            self._discovery.close()
-            self._discovery = None
 
     def request_workers(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
         """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's limits.

@@ -25,7 +25,6 @@ from ringtrain_job.launcher.backend import Backend, HandOver
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.data_members import DataMembers
 from ringtrain_job.launcher.gang import Gang
-from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.not_finite import verdict_on_loss
 from ringtrain_job.launcher.outcome import (
@@ -36,6 +35,7 @@ from ringtrain_job.launcher.outcome import (
     write_refusal,
 )
 from ringtrain_job.launcher.registry import Attempt, BackendContext, open_backend, open_observers
+from ringtrain_job.launcher.run_hosts import RunHosts
 from ringtrain_job.launcher.service import CoordinatorService, DataService
 from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import LauncherReports, StatusSnapshot
@@ -57,11 +57,11 @@ _FEWEST_LOGS = 16
 _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
 
-def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: HostControl = ONLY_HERE) -> int:
+def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: RunHosts | None = None) -> int:
     """Run the launcher of one attempt from start to end; return its exit code.
 
-    `command`: the launcher's command, if its backend runs one. `hosts`: control of a run that may start agents on other
-    hosts.
+    `command`: the launcher's command, if its backend runs one. `hosts`: hosts of the run if they
+    may change.
     """
     files = AttemptFiles.of(config.log_root, config.job.namespace, config.job.name, config.job.attempt)
     with ExitStack() as stack:

@@ -16,8 +16,8 @@ from ringtrain_job.control.settings import plugin_missing
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
 from ringtrain_job.launcher.gang import Gang
-from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl
 from ringtrain_job.launcher.observers import AttemptObserver, Observers
+from ringtrain_job.launcher.run_hosts import RunHosts
 from ringtrain_job.launcher.sites import WorkerSites
 from ringtrain_job.launcher.status import StatusSnapshot
 from ringtrain_job.logs.layout import AttemptFiles
@@ -46,12 +46,12 @@ class Attempt:
 
 @dataclass(frozen=True)
 class BackendContext:
-    """Inputs of a backend. `command`: the launcher's command. `hosts`: means to start agents on other hosts."""
+    """Inputs of a backend. `command`: the launcher's command. `hosts`: hosts of the run if they may change."""
 
     status: StatusSnapshot
     sites: WorkerSites
     command: Sequence[str] = ()
-    hosts: HostControl = ONLY_HERE
+    hosts: RunHosts | None = None
 
     @property
     def config(self) -> LauncherConfig:

@@ -7,13 +7,13 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Mapping
-from typing import Final, Protocol
+from typing import Final
 
 from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared.processes import signal_group, start_child
+from ringtrain_hosts.table import DEFAULT_COOLDOWN, ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
 from ringtrain_job.launcher.generation_state import GenerationRules
-from ringtrain_job.launcher.hosts import ONLY_HERE, HostControl, HostTable, check_only_here, parse_hosts
+from ringtrain_job.launcher.run_hosts import RunWorld
 
 log = logging.getLogger(__name__)
 
@@ -25,20 +25,31 @@ _POLL_S: Final = 0.1
 _MOST_BYTES: Final = 64 << 10
 
 
-class RunWorld(Protocol):
-    """Methods of an elastic run's backend that host discovery calls."""
+class DiscoveredHosts:
+    """Hosts of an elastic run that its discovery script lists: the launcher's `RunHosts`."""
 
-    def request_slots(self, slots: frozenset[int]) -> None:
-        """Request a rank in each of `slots`."""
+    def __init__(self, control: HostControl) -> None:
+        self._control = control
+        self._table: HostTable | None = None
+        self._discovery: HostDiscovery | None = None
+        self.sets_aside = control.agents is not None
+        self.has_sites = bool(control.sites)
 
-    def workers_in_use(self) -> frozenset[int]:
-        """Return the worker indexes that the current world needs, or the world that is being formed."""
+    def follow(self, script: str, workers: int, slots: int, rules: GenerationRules, world: RunWorld) -> None:
+        """Run `script` in a thread until `close`, and request slots of the hosts that it lists."""
+        agents = self._control.agents
+        self._table = HostTable(workers, slots, rules.max_ranks, agents.cooldown if agents else DEFAULT_COOLDOWN)
+        self._discovery = HostDiscovery(script, self._table, rules, world, self._control)
 
-    def attached_workers(self) -> frozenset[int]:
-        """Return the worker indexes whose agents are connected."""
+    def site_of(self, worker: int) -> str:
+        """Return the site name of the host with worker index `worker`; empty if it is unknown."""
+        return "" if self._table is None else self._control.sites.get(self._table.host_of(worker), "")
 
-    def failed_processes(self) -> Mapping[tuple[int, int], str]:
-        """Return a message for each rank process that failed by itself or was killed, by slot and process number."""
+    def close(self) -> None:
+        """Stop running the script. Agents continue."""
+        discovery, self._discovery = self._discovery, None
+        if discovery is not None:
+            discovery.close()
 
 
 class HostDiscovery:

@@ -10,8 +10,8 @@ from support.elastic_world import RULES
 from support.gang import until
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.launcher.discovery import HostDiscovery, run_discovery_script
-from ringtrain_job.launcher.hosts import HostTable
+from ringtrain_hosts.discovery import HostDiscovery, run_discovery_script
+from ringtrain_hosts.table import HostTable
 
 
 def test_a_script_that_fails_or_hangs() -> None:

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from ringtrain.errors import ConfigurationError
-from ringtrain_job.launcher.hosts import (
+from ringtrain_hosts.table import (
     AgentEnd,
     HostCoolDown,
     HostSlots,
