@@ -4,7 +4,7 @@ The pods of one replicated job (or task) are the workers; one additional pod may
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from ringtrain_convert.metadata import (
@@ -72,11 +72,12 @@ _INDEX = {
 }
 _DEFAULT_RETRIES = 3
 _SHAPE = {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {"failurePolicy": {}}}
+_OF_ROLE = {"name", "replicas", "template"}
+_OF_JOB = {"parallelism", "completions", "completionMode", "backoffLimit", "template"}
 _READ = {
     "jobset": {"replicatedJobs", "failurePolicy", "ttlSecondsAfterFinished", "suspend"},
     "volcano": {"tasks", "maxRetry", "ttlSecondsAfterFinished", "queue", "schedulerName", "minAvailable"},
-    "job": {"parallelism", "completions", "completionMode", "backoffLimit", "template", "suspend"}
-    | {"activeDeadlineSeconds", "ttlSecondsAfterFinished"},
+    "job": {*_OF_JOB, "suspend", "activeDeadlineSeconds", "ttlSecondsAfterFinished"},
 }
 
 
@@ -93,7 +94,7 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     if problems := shape_problems(obj, "", _SHAPE):
         raise Invalid(problems)
     notes = ["the image is not changed: the operator adds the agent to the pods"]
-    roles = list(_batchjob_roles(kind, spec))
+    roles = list(_batchjob_roles(kind, spec, notes))
     name = str((obj.get("metadata") or {}).get("name") or "")
     if not roles:
         field = "replicatedJobs" if kind == "jobset" else "tasks"
@@ -111,9 +112,18 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     if kind == "volcano":
         queue = {"queue": spec["queue"]} if spec.get("queue") else {}
         made["scheduling"] = {"gang": "Volcano", **queue}
-    if left := sorted(key for key in spec if key not in _READ[kind]):
-        notes.append(f"spec ({', '.join(left)}) is left out: the gang starts and ends as one, and has its own network")
+    pods = sum(role.pods for role in roles)
+    if spec.get("minAvailable") not in (None, pods):
+        notes.append(f"spec.minAvailable is left out: no rank starts before all {counted(pods, 'pod')} run")
+    notes += _left_fields("spec", spec, _READ[kind])
+    notes += _left_fields("spec.failurePolicy", spec.get("failurePolicy") or {}, {"maxRestarts"})
     return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
+
+
+def _left_fields(path: str, section: Mapping[str, Any], read: Collection[str]) -> list[str]:
+    """Return a note about the fields of `section` that are not in `read`, if there are any."""
+    left = ", ".join(sorted({*section} - {*read}))
+    return [f"{path} ({left}) is left out: the gang starts and ends as one, and has its own network"] if left else []
 
 
 def _batchjob_kind(obj: Mapping[str, Any]) -> str:
@@ -130,7 +140,7 @@ def _started(text: str) -> str:
     return "torchrun" if _TORCHRUN.search(text) else found[1] if found else ""
 
 
-def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
+def _batchjob_roles(kind: str, spec: Mapping[str, Any], notes: list[str]) -> Iterator[Role]:
     """Yield a role for each pod template of a Job, JobSet or Volcano Job that has pods. Raises Invalid for invalid
     fields."""
     if kind == "job":
@@ -147,6 +157,7 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
         template = one.get("template") or {}
         if not pods:
             continue
+        notes += _left_fields(path, one, _OF_ROLE)
         if kind == "volcano":
             yield Role(name, f"{path}.template", pods, _whole_template(template, f"{path}.template"))
         elif name in _completed_first(spec):
@@ -154,6 +165,7 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any]) -> Iterator[Role]:
             raise Invalid([Problem(path, message)])
         else:
             job, metadata = template.get("spec") or {}, template.get("metadata") or {}
+            notes += _left_fields(f"{path}.template.spec", job, _OF_JOB)
             yield _job_role(name, f"{path}.template.spec", pods, job, metadata)
 
 
@@ -190,6 +202,8 @@ def _whole_template(template: Json, path: str) -> Json:
 
 def _carried(kind: str, role: Role, notes: list[str]) -> tuple[Json, Json]:
     """Return a copy of the role's pod template, and its training container, which is moved to the front."""
+    if (policy := role.template["spec"].get("restartPolicy")) in ("OnFailure", "Always"):
+        notes.append(f"{role.path}.spec.restartPolicy ({policy}) is left out: a failure starts the whole gang again")
     template = carried_template(role.template, role.owner, path=role.path, notes=notes)
     starting = (str(one.get("name")) for one in template["spec"]["containers"] if _started(command_text(one)))
     put_training_container_first(template, *starting)
@@ -208,6 +222,8 @@ def _ring_section(kind: str, name: str, starting: list[Role], roles: list[Role],
     pods = sum(role.pods for role in roles)
     if pods > 1:
         notes += _world_notes(starting, roles, pods)
+    elif starting and _started(starting[0].text) == "mpirun":
+        notes.append("mpirun stays the process of the only pod, and must start its ranks there: no other pod is a host")
     worker, slots = worker_of_roles(roles, lambda role, _: _ring_pod(kind, name, role, roles, notes), notes)
     return {"slotsPerWorker": slots, "worker": worker}
 

@@ -87,6 +87,7 @@ _COMMAND_NOTES = {
     r"(?<!\S)--?(?:H|hosts?)[ =]\S*-worker-\d\S*": "workers have other names for mpirun, and are all in its hostfile: "
     "leave it out",
     r"--?(?:hostfile|machinefile)[ =]+(?!\"?/etc/mpi/hostfile\b)\S+": "only hosts of /etc/mpi/hostfile are reached",
+    r"\bgetent hosts\b": "the names in mpirun's hostfile are addresses already",
     r"\bhorovodrun\b": "write mpirun and the program in its place, which Horovod runs under as well",
 }
 # Fields of kubeflow's runPolicy, and of a replica.
