@@ -244,10 +244,10 @@ def _converted_mpijob_worker(
 
 
 def drop_worker_command(main: dict[str, Any], notes: list[str]) -> None:
-    """Remove the command of a worker's container, which starts sshd, in place. Add a note about other commands of its
-    script."""
+    """Remove the command of a worker's container, which starts sshd, and probes of sshd, in place. Add a note about
+    other commands of its script."""
     words = [*(main.get("command") or ()), *(main.get("args") or ())]
-    for field in ("command", "args"):
+    for field in ("command", "args", "readinessProbe", "livenessProbe", "startupProbe"):
         if field in main:
             notes.append(f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd")
     script = words[2] if len(words) > 2 and words[1].endswith("c") else ""

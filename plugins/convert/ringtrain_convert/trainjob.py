@@ -16,7 +16,13 @@ from ringtrain_convert.metadata import (
     put_training_container_first,
     take_command,
 )
-from ringtrain_convert.mpijob import BACKOFF_LIMIT, command_notes, take_devices, whole_field
+from ringtrain_convert.mpijob import (
+    BACKOFF_LIMIT,
+    command_notes,
+    drop_worker_command,
+    take_devices,
+    whole_field,
+)
 from ringtrain_convert.runtime_patches import SHAPE, apply_patches
 from ringtrain_convert.source_labels import JOBSET, add_source_labels
 from ringtrain_convert.trainer_processes import (
@@ -204,8 +210,7 @@ def _trainjob_mpi(
         main["command"] = take_command(main, "spec.trainer", reader.notes)
     if command := [*(main.get("command") or []), *(main.get("args") or [])]:
         reader.notes += command_notes(command)
-    for name in ("command", "args"):
-        container.pop(name, None)
+    drop_worker_command(container, reader.notes)
     return {"backend": "mpi", "agent": "Inject", "mpi": made, "worker": node, "launcher": {"template": launcher}}
 
 
