@@ -10,6 +10,7 @@ from typing import Any
 from ringtrain_convert.metadata import (
     Converted,
     carried_template,
+    checked_template,
     converted_manifest,
     missing_field_problem,
     put_training_container_first,
@@ -153,13 +154,13 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any], notes: list[str]) -> Ite
         raise Invalid(problems)
     for index, one in enumerate(spec.get(field_name) or ()):
         name, path = str(one.get("name") or index), f"spec.{field_name}[{index}]"
-        pods = 1 if one.get("replicas") is None else whole_field(one["replicas"], f"{path}.replicas")
+        pods = whole_field(one.get("replicas"), f"{path}.replicas", 1)
         template = one.get("template") or {}
         if not pods:
             continue
         notes += _left_fields(path, one, _OF_ROLE)
         if kind == "volcano":
-            yield Role(name, f"{path}.template", pods, _whole_template(template, f"{path}.template"))
+            yield Role(name, f"{path}.template", pods, checked_template(template, f"{path}.template"))
         elif name in _completed_first(spec):
             message = "must be complete before other pods start: leave it out, and run it by itself before the job"
             raise Invalid([Problem(path, message)])
@@ -177,27 +178,13 @@ def _completed_first(spec: Mapping[str, Any]) -> set[str]:
 
 def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner: Mapping[str, Any]) -> Role:
     """Return the role with the pods of a Job. Raises Invalid if they do not all run at the same time."""
-    numbers = {
-        key: whole_field(job[key], f"{path}.{key}")
-        for key in ("parallelism", "completions", "backoffLimit")
-        if job.get(key) is not None
-    }
-    pods = numbers.get("parallelism", 1)
-    if numbers.get("completions", pods) != pods:
-        message = f"is {numbers['completions']}, and parallelism {pods}: ranks are pods that run at the same time"
+    pods = whole_field(job.get("parallelism"), f"{path}.parallelism", 1)
+    if (completions := whole_field(job.get("completions"), f"{path}.completions", pods)) != pods:
+        message = f"is {completions}, and parallelism {pods}: ranks are pods that run at the same time"
         raise Invalid([Problem(f"{path}.completions", message)])
-    template = _whole_template(job.get("template") or {}, f"{path}.template")
-    retries = numbers.get("backoffLimit", BACKOFF_LIMIT)
+    template = checked_template(job.get("template"), f"{path}.template")
+    retries = whole_field(job.get("backoffLimit"), f"{path}.backoffLimit", BACKOFF_LIMIT)
     return Role(name, f"{path}.template", replicas * pods, template, retries, owner, pods)
-
-
-def _whole_template(template: Json, path: str) -> Json:
-    problems = shape_problems(template, path)
-    if not problems and not (template.get("spec") or {}).get("containers"):
-        problems = [Problem(f"{path}.spec.containers", "is empty")]
-    if problems:
-        raise Invalid(problems)
-    return template
 
 
 def _carried(kind: str, role: Role, notes: list[str]) -> tuple[Json, Json]:
@@ -329,11 +316,10 @@ def _batchjob_run_policy(kind: str, spec: Mapping[str, Any], role: Role, notes: 
         if spec.get(name) is not None:
             made[name] = spec[name]
     if kind == "volcano":
-        retries = spec.get("maxRetry")
-        made["backoffLimit"] = _DEFAULT_RETRIES if retries is None else whole_field(retries, "spec.maxRetry")
+        made["backoffLimit"] = whole_field(spec.get("maxRetry"), "spec.maxRetry", _DEFAULT_RETRIES)
         return made
-    restarts = (spec.get("failurePolicy") or {}).get("maxRestarts") or 0
-    made["backoffLimit"] = (role.retries + 1) * (whole_field(restarts, "spec.failurePolicy.maxRestarts") + 1) - 1
+    restarts = (spec.get("failurePolicy") or {}).get("maxRestarts")
+    made["backoffLimit"] = (role.retries + 1) * (whole_field(restarts, "spec.failurePolicy.maxRestarts", 0) + 1) - 1
     if made["backoffLimit"]:
         notes.append(f"a pod that fails starts the whole gang again, {counted(made['backoffLimit'], 'time')} at most")
     return made

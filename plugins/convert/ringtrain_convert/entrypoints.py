@@ -130,17 +130,13 @@ class _Registry:
         try:
             return _json_at(request)
         except urllib.error.HTTPError as exc:
-            asked = dict(_parameters(exc.headers.get("WWW-Authenticate", "")))
+            asked = dict(re.findall(r'(\w+)="([^"]*)"', exc.headers.get("WWW-Authenticate", "")))
             if exc.code != 401 or self.token or not _REALM.match(asked.get("realm", "")):
                 raise
         query = urlencode({key: value for key, value in asked.items() if key in ("service", "scope")})
         answer = _json_at(urllib.request.Request(f"{asked['realm']}?{query}"))
         self.token = f"Bearer {answer.get('token') or answer['access_token']}"
         return self.get(path)
-
-
-def _parameters(challenge: str) -> Iterator[tuple[str, str]]:
-    yield from re.findall(r'(\w+)="([^"]*)"', challenge)
 
 
 def _json_at(request: urllib.request.Request) -> Json:

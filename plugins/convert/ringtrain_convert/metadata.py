@@ -2,6 +2,7 @@
 copied, those of tools are not."""
 
 import copy
+import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from ringtrain_operator.spec.job import QUEUE_LABEL
 from ringtrain_operator.spec.parse import parse_job
 from ringtrain_operator.spec.pod_schema import packaged_pod_spec_schema
 from ringtrain_operator.spec.reserved import LABELS
+from ringtrain_operator.spec.template import shape_problems
 from ringtrain_operator.spec.training_container import DEFAULT_CONTAINER, training_container_index
 
 # With these kubectl, Argo CD, Helm and Flux mark their objects. The new job does not belong to their releases and sets
@@ -56,11 +58,25 @@ def converted_manifest(spec: dict[str, Any], *metadata: Mapping[str, Any], notes
     return Converted(manifest, tuple(dict.fromkeys(notes)))
 
 
-def unknown_fields(path: str, section: Mapping[str, Any], known: set[str], where: str) -> Iterator[str]:
-    """Yield a note for each field of `section` that is not in `known`. `where`: part of the note's text."""
-    for name in sorted(set(section) - known):
-        hint = spelling_hint(name, sorted(known))
-        yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
+def unknown_fields(obj: Mapping[str, Any], sections: Mapping[str, set[str]], where: str) -> Iterator[str]:
+    """Yield a note for each field of `obj` that its section does not have. `sections`: their fields, by path. `where`:
+    part of the note's text."""
+    for path, known in sections.items():
+        section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
+        for name in sorted(set(section) - known):
+            hint = spelling_hint(name, sorted(known))
+            yield f"{path}.{name} is left out: it is no field {where}" + (f"; {hint}" if hint else "")
+
+
+def checked_template(template: Any, path: str) -> dict[str, Any]:
+    """Return a pod template. Raises Invalid if it has a wrong shape or no containers."""
+    template = template or {}
+    problems = shape_problems(template, path)
+    if not problems and not (template.get("spec") or {}).get("containers"):
+        problems = [Problem(f"{path}.spec.containers", "is empty")]
+    if problems:
+        raise Invalid(problems)
+    return dict(template)
 
 
 def missing_field_problem(

@@ -3,15 +3,15 @@
 docs/migrate-from-mpijob.md contains the same table.
 """
 
-import functools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import PurePosixPath
 from typing import Any
 
 from ringtrain_convert.metadata import (
     Converted,
     carried_template,
+    checked_template,
     converted_manifest,
     missing_field_problem,
     put_training_container_first,
@@ -142,7 +142,7 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
     made = {
         "backend": "mpi",
         "agent": "Inject",
-        "slotsPerWorker": _whole_or_1(spec, "slotsPerWorker", "spec"),
+        "slotsPerWorker": whole_field(spec.get("slotsPerWorker"), "spec.slotsPerWorker", 1),
         "mpi": _converted_mpi(spec, launcher_as_worker=not all_workers),
         "worker": _converted_mpijob_worker(worker, spec, notes, more=int(all_workers)),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
@@ -162,15 +162,8 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
                 f"spec.mpiReplicaSpecs.{role}.restartPolicy is left out: a failed pod restarts the whole gang, "
                 "runPolicy.backoffLimit times"
             )
-    notes += _unknown_mpijob_fields(obj)
+    notes += unknown_fields(obj, _KNOWN, "of an MPIJob")
     return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
-
-
-def _unknown_mpijob_fields(obj: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each field of the manifest that MPIJobs do not have."""
-    for path, known in _KNOWN.items():
-        section: Any = functools.reduce(lambda inner, name: inner.get(name) or {}, path.split("."), obj)
-        yield from unknown_fields(path, section, known, "of an MPIJob")
 
 
 def _mpijob_labels(obj: Mapping[str, Any], role: str) -> dict[str, str]:
@@ -195,17 +188,15 @@ def _mpijob_replica(obj: Mapping[str, Any], role: str) -> dict[str, Any]:
         hint = "; a job without workers is the launcher's: run it with a plain Job" if role == "Worker" else ""
         known = _KNOWN["spec.mpiReplicaSpecs"]
         raise Invalid([missing_field_problem(replicas, "spec.mpiReplicaSpecs", role, known, f"is missing{hint}")])
-    if problems := shape_problems(replica.get("template") or {}, f"{path}.template"):
-        raise Invalid(problems)
-    containers = ((replica.get("template") or {}).get("spec") or {}).get("containers")
-    if not containers:
-        raise Invalid([Problem(f"{path}.template.spec.containers", "is empty")])
+    checked_template(replica.get("template"), f"{path}.template")
     return {**replica, "labels": _mpijob_labels(obj, role)}
 
 
-def whole_field(value: object, path: str) -> int:
+def whole_field(value: object, path: str, absent: int | None = None) -> int:
     """Return `value` as an integer; a string of digits is accepted, as in the API. Raises Invalid for any other
-    value."""
+    value. `absent`: result for a null field."""
+    if value is None and absent is not None:
+        return absent
     if isinstance(value, bool) or not str(value).isdecimal() or len(str(value)) > _DIGITS:
         raise Invalid([Problem(path, f"is {shown(value)}, expected a whole number")])
     return int(str(value))
@@ -215,12 +206,6 @@ def whole_amount(value: object, path: str) -> int:
     """Return an amount of devices, such as 8 or 1k, as an integer. Raises Invalid for any other value."""
     amount = quantity_value(value)
     return whole_field(value if amount is None or amount % 1 else int(amount), path)
-
-
-def _whole_or_1(section: Mapping[str, Any], name: str, path: str) -> int:
-    """Return the integer in the field `name` of `section`; 1 if the field is absent."""
-    value = section.get(name)
-    return 1 if value is None else whole_field(value, f"{path}.{name}")
 
 
 def _converted_mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[str, Any]:
@@ -239,7 +224,7 @@ def _converted_mpijob_worker(
     main = template["spec"]["containers"][0]
     drop_worker_command(main, notes)
     devices = take_devices(main)
-    replicas = more + _whole_or_1(replica, "replicas", "spec.mpiReplicaSpecs.Worker")
+    replicas = more + whole_field(replica.get("replicas"), "spec.mpiReplicaSpecs.Worker.replicas", 1)
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
 
 
@@ -335,16 +320,17 @@ def _converted_mpijob_template(
 
 def _drop_waiting_containers(pod: dict[str, Any], path: str, notes: list[str]) -> None:
     """Remove init containers, in place, that mount only mpi-operator's volumes: they wait for workers."""
-    given = pod.get("initContainers") or []
-    for index, one in enumerate(given):
-        if mounted := {mount.get("name") for mount in one.get("volumeMounts") or ()} & _MOUNTED:
-            where = f"{path}.spec.initContainers[{index}]"
-            if any(mount.get("name") not in _MOUNTED for mount in one["volumeMounts"]):
-                message = f"mounts {' and '.join(sorted(mounted))} of mpi-operator, which no pod has here: leave it out"
-                raise Invalid([Problem(where, message)])
-            notes.append(f"{where} is left out: it mounts {' and '.join(sorted(mounted))} of mpi-operator")
-    left = [one for one in given if not {mount.get("name") for mount in one.get("volumeMounts") or ()} & _MOUNTED]
-    if left != given:
+    left = []
+    for index, one in enumerate(pod.get("initContainers") or ()):
+        mounts = {mount.get("name") for mount in one.get("volumeMounts") or ()}
+        if not (mounted := " and ".join(sorted(mounts & _MOUNTED))):
+            left.append(one)
+            continue
+        where = f"{path}.spec.initContainers[{index}]"
+        if mounts - _MOUNTED:
+            raise Invalid([Problem(where, f"mounts {mounted} of mpi-operator, which no pod has here: leave it out")])
+        notes.append(f"{where} is left out: it mounts {mounted} of mpi-operator")
+    if pod.get("initContainers"):
         pod["initContainers"] = left
 
 

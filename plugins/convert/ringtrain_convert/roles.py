@@ -51,7 +51,9 @@ def worker_of_roles(
     returns the converted pod of a role; `alone`: whether no other role gets this pod's template.
     """
     first, *others = roles
-    differing = list(dict.fromkeys(path for role in others for path in _role_differences(first, role)))
+    differing = list(
+        dict.fromkeys(path for role in others for path in _value_differences(first.template, role.template))
+    )
     if differing and (len(others) > 1 or first.pods > 1):
         several = "there are several" if first.pods > 1 else "only the first role may differ"
         message = f"differs from {first.name}'s pods ({', '.join(differing[:3])}), and {several}; make them equal"
@@ -80,11 +82,7 @@ def worker_of_roles(
     return worker, made.slots
 
 
-def _role_differences(one: Role, other: Role) -> Iterator[str]:
-    return _value_differences(one.template, other.template, "")
-
-
-def _value_differences(one: Any, other: Any, path: str) -> Iterator[str]:
+def _value_differences(one: Any, other: Any, path: str = "") -> Iterator[str]:
     """Yield the paths at which two values differ."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         for key in sorted({*one, *other}):

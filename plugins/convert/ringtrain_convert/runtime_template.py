@@ -53,7 +53,7 @@ def _counts_devices(runtime: Mapping[str, Any]) -> bool:
 
 def _trainer_containers(runtime: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     for job in ((runtime["spec"].get("template") or {}).get("spec") or {}).get("replicatedJobs") or ():
-        spec = (job["template"].get("spec") or {}).get("template") or {}
+        spec = ((job.get("template") or {}).get("spec") or {}).get("template") or {}
         yield from (one for one in containers_of(spec) if one.get("name") == "node")
 
 

@@ -34,9 +34,6 @@ TORCHRUN = {
 _DEFAULT_PORT = 23456
 # Fields of an elasticPolicy, with their variables.
 _ELASTIC = {"rdzvId": "PET_RDZV_ID", "maxRestarts": "PET_MAX_RESTARTS"}
-_LEFT_OUT = {
-    "maxRestarts": "the whole gang starts again, runPolicy.backoffLimit times at most",
-}
 # Variables that the agent sets for a rank, and references to variables as Kubernetes expands them.
 AGENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TF_CONFIG")
 _REFERENCE = re.compile(r"(?<!\$)\$\(([A-Za-z_]\w*)\)")
@@ -125,10 +122,8 @@ def _single_command(text: str) -> tuple[list[str], list[str]]:
     if "\n" in text.strip():
         return [], []
     try:
-        words, masked = (
-            _split_torchrun_command(text),
-            _split_torchrun_command(_QUOTED.sub(lambda found: found[1] or "''", text)),
-        )
+        words = _split_torchrun_command(text)
+        masked = _split_torchrun_command(_QUOTED.sub(lambda found: found[1] or "''", text))
     except ValueError:  # an unterminated quote
         return [], []
     if any(word and set(word) <= set("();<>|&") for word in masked) or len(words) != len(masked):
@@ -224,12 +219,13 @@ def _rendezvous_variables(elastic: Mapping[str, Any]) -> dict[str, dict[str, str
 
 def _elastic_notes(elastic: Mapping[str, Any], used: Collection[str]) -> Iterator[str]:
     """Yield a note about fields of an elasticPolicy that are not used, one for each reason."""
-    left: dict[str, list[str]] = {}
-    for name in sorted(set(elastic) - {*used, "minReplicas", "maxReplicas", "metrics"}):
-        why = _LEFT_OUT.get(name, "the rendezvous is at worker 0, by MASTER_ADDR and MASTER_PORT")
-        left.setdefault(why, []).append(name)
-    for why, names in left.items():
-        yield f"spec.elasticPolicy ({', '.join(names)}) is left out: {why}"
+    left = set(elastic) - {*used, "minReplicas", "maxReplicas", "metrics"}
+    if "maxRestarts" in left:
+        why = "the whole gang starts again, runPolicy.backoffLimit times at most"
+        yield f"spec.elasticPolicy (maxRestarts) is left out: {why}"
+    if others := ", ".join(sorted(left - {"maxRestarts"})):
+        why = "the rendezvous is at worker 0, by MASTER_ADDR and MASTER_PORT"
+        yield f"spec.elasticPolicy ({others}) is left out: {why}"
 
 
 def gpus_among(devices: Mapping[str, int]) -> int:

@@ -5,7 +5,6 @@ Based on pkg/runtime/framework/plugins of kubeflow/trainer: torch, jax, xgboost,
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ringtrain_convert.mpijob import whole_amount, whole_field
@@ -46,15 +45,6 @@ def first_given(*places: Given) -> Given:
     return next((one for one in places if one.value), places[-1]._replace(value=None))
 
 
-@dataclass(frozen=True)
-class TrainJobNode:
-    """Command, processes and resources of a TrainJob's node. `wanted`: numProcPerNode."""
-
-    command: Sequence[str]
-    wanted: Given
-    resources: Given
-
-
 def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
     """Return the name of the mlPolicy's framework, such as torch; empty if it names none. Raises Invalid for an unknown
     one."""
@@ -66,32 +56,33 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
     return found[0] if found else ""
 
 
-def trainer_process_count(source: str, node: TrainJobNode, notes: list[str]) -> tuple[list[str], int]:
+def trainer_process_count(
+    source: str, command: Sequence[str], wanted: Given, resources: Given, notes: list[str]
+) -> tuple[list[str], int]:
     """Return a rank's command, and how many ranks Trainer (or its torchrun) starts on a node. Raises Invalid for a
-    command that is not supported."""
-    tune = list(node.command[:2]) == ["tune", "run"] and source == "torch"
-    if tune and all(word.startswith("-") or "=" in word for word in node.command[2:]):
+    command that is not supported. `wanted`: numProcPerNode."""
+    tune = list(command[:2]) == ["tune", "run"] and source == "torch"
+    if tune and all(word.startswith("-") or "=" in word for word in command[2:]):
         message = "is torchtune's without a recipe, which Trainer adds: write the whole command"
         raise Invalid([Problem("spec.trainer.command", message)])
-    gpus = trainer_gpus(node.resources)
-    wanted = _trainer_processes(node) if source == "torch" else ""
+    gpus = trainer_gpus(resources)
+    given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
     if source == "torch":
-        devices = {**dict.fromkeys(node.resources.value.get("limits") or (), 0), "gpu": gpus}
-        ranks, program = counted_torchrun(node.command, wanted, devices, notes)
+        count = _trainer_processes(wanted, resources)
+        devices = {**dict.fromkeys(resources.value.get("limits") or (), 0), "gpu": gpus}
+        ranks, program = counted_torchrun(command, count, devices, notes)
         if ranks:
             return program, ranks
-    given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
-    if source == "xgboost" and gpus > 1:
+        given = {**TORCHRUN, "PET_NPROC_PER_NODE": count}
+    elif source == "xgboost" and gpus > 1:
         given = {**given, "DMLC_NUM_WORKER": f"$((WORLD_SIZE * {gpus}))"}
-    if source == "torch":
-        given = {**TORCHRUN, "PET_NPROC_PER_NODE": wanted}
     if gpus > 1:
         notes.append(f"one process runs on each node, as in Trainer, and has its {gpus} GPUs: slotsPerWorker is 1")
-    command = give_torchrun_variables(node.command, given, notes)
-    if name := expanded_by_kubernetes({"command": command}, list(given)):
+    made = give_torchrun_variables(command, given, notes)
+    if name := expanded_by_kubernetes({"command": made}, list(given)):
         message = f"has {name}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem("spec.trainer.command", message)])
-    return command, 1
+    return made, 1
 
 
 def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> int:
@@ -102,7 +93,7 @@ def trainer_mpi_slots(of_job: object, mpi: dict[str, Any], resources: Given) -> 
     of_runtime = mpi.pop("numProcPerNode", None)
     if of_job is not None:
         return whole_field(of_job, "spec.trainer.numProcPerNode")
-    slots = 1 if of_runtime is None else whole_field(of_runtime, "runtime.spec.mlPolicy.mpi.numProcPerNode")
+    slots = whole_field(of_runtime, "runtime.spec.mlPolicy.mpi.numProcPerNode", 1)
     return trainer_gpus(resources) or 1 if slots == 1 else slots
 
 
@@ -116,17 +107,17 @@ def trainer_gpus(resources: Given) -> int:
     return 0
 
 
-def _trainer_processes(node: TrainJobNode) -> str:
+def _trainer_processes(wanted: Given, resources: Given) -> str:
     """Return a node's number of processes as in Trainer 2.1 to 2.3; `gpu` if only the node knows it."""
-    word, gpus = str(node.wanted.value or "auto"), trainer_gpus(node.resources)
+    word, gpus = str(wanted.value or "auto"), trainer_gpus(resources)
     if word.isdecimal():
         return word[:19]
     if word not in ("auto", "cpu", "gpu"):
-        message = f"is {shown(node.wanted.value)}, expected a number, auto, cpu or gpu"
-        raise Invalid([Problem(node.wanted.path, message)])
+        message = f"is {shown(wanted.value)}, expected a number, auto, cpu or gpu"
+        raise Invalid([Problem(wanted.path, message)])
     if word == "gpu" or (gpus and word == "auto"):
         return str(gpus or "gpu")
-    asked = (_whole_trainer_cpus(node.resources, kind) for kind in ("requests", "limits"))
+    asked = (_whole_trainer_cpus(resources, kind) for kind in ("requests", "limits"))
     return str(max(1, next(filter(None, asked), 0)))
 
 

@@ -5,7 +5,7 @@ There every pod is one process, which finds its place in variables. docs/what-yo
 
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,23 +49,19 @@ class _TrainingJobKind:
     roles: tuple[str, ...]
     restart: str = "Never"
     given: Mapping[str, str] = field(default_factory=dict)
-    fields: frozenset[str] = frozenset()
+    fields: Collection[str] = ()
     notes: tuple[str, ...] = ()
 
 
 _KINDS = {
     "PyTorchJob": _TrainingJobKind(
-        "pytorchReplicaSpecs",
-        "pytorch",
-        ("Master", "Worker"),
-        restart="OnFailure",
-        fields=frozenset({"nprocPerNode", "elasticPolicy"}),
+        "pytorchReplicaSpecs", "pytorch", ("Master", "Worker"), "OnFailure", fields={"nprocPerNode", "elasticPolicy"}
     ),
     "TFJob": _TrainingJobKind(
         "tfReplicaSpecs",
         "tensorflow",
         ("Chief", "Master", "Worker"),
-        fields=frozenset({"successPolicy", "enableDynamicWorker"}),
+        fields={"successPolicy", "enableDynamicWorker"},
         notes=('TF_CONFIG has a "worker" for every rank, worker 0 where a chief was, and no "environment"',),
     ),
     "JAXJob": _TrainingJobKind(
@@ -79,11 +75,7 @@ _KINDS = {
             "PROCESS_ID": "$RANK",
         },
     ),
-    "XGBoostJob": _TrainingJobKind(
-        "xgbReplicaSpecs",
-        "xgboost",
-        ("Master", "Worker"),
-    ),
+    "XGBoostJob": _TrainingJobKind("xgbReplicaSpecs", "xgboost", ("Master", "Worker")),
 }
 _INJECTED = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TF_CONFIG", "WORKER_ADDRS", "WORKER_PORT")
 
@@ -117,7 +109,8 @@ def convert_trainingjob(obj: Mapping[str, Any]) -> Converted:
         **(elastic_section(spec, worker["replicas"], notes) if obj["kind"] == "PyTorchJob" else {}),
         "runPolicy": _trainingjob_run_policy(spec, replicas, kind, notes),
     }
-    notes += [*_success_notes(spec, replicas, worker["replicas"]), *_unknown_trainingjob_fields(spec, kind)]
+    notes += _success_notes(spec, replicas, worker["replicas"])
+    notes += unknown_fields(obj, _known_fields(kind, spec), "there")
     autoscaler = _autoscaler(obj, made.get("elastic") or {}, notes)
     return replace(converted_manifest(made, obj.get("metadata") or {}, notes=notes), others=autoscaler)
 
@@ -165,7 +158,7 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
             problems += shape_problems(value.get("template") or {}, f"{path}.template")
         if problems:
             break
-        count = 1 if value.get("replicas") is None else whole_field(value["replicas"], f"{path}.replicas")
+        count = whole_field(value.get("replicas"), f"{path}.replicas", 1)
         if count and not ((value.get("template") or {}).get("spec") or {}).get("containers"):
             problems.append(Problem(f"{path}.template.spec.containers", "is empty"))
         if count and role == "PS":
@@ -174,7 +167,8 @@ def _trainingjob_replicas(obj: Mapping[str, Any], kind: _TrainingJobKind) -> dic
             found[role] = {**value, "replicas": count}
     if not problems and not any(role in kind.roles for role in found):
         message = f"has no pods, expected some of {', '.join(kind.roles)}"
-        problems = [missing_field_problem(obj.get("spec") or {}, "spec", kind.replicas, _known_fields(kind), message)]
+        fields = _known_fields(kind, {})["spec"]
+        problems = [missing_field_problem(obj.get("spec") or {}, "spec", kind.replicas, fields, message)]
     if problems:
         raise Invalid(problems)
     return {role: found[role] for role in (*kind.roles, "Evaluator") if role in found}
@@ -315,16 +309,8 @@ def _success_notes(spec: Mapping[str, Any], replicas: Mapping[str, Any], workers
         yield "spec.enableDynamicWorker is left out: TF_CONFIG has the whole cluster, and no sparseCluster"
 
 
-def _known_fields(kind: _TrainingJobKind) -> set[str]:
-    return {"runPolicy", "cleanPodPolicy", kind.replicas, *kind.fields}
-
-
-def _unknown_trainingjob_fields(spec: Mapping[str, Any], kind: _TrainingJobKind) -> Iterator[str]:
-    """Yield a note for each field of the manifest that this kind of job does not have."""
-    known = {"spec": _known_fields(kind), "spec.runPolicy": POLICY}
-    sections = {"spec": spec, "spec.runPolicy": spec.get("runPolicy") or {}}
-    for role, replica in (spec.get(kind.replicas) or {}).items():
-        path = f"spec.{kind.replicas}.{role}"
-        known[path], sections[path] = REPLICA, replica
-    for path, section in sections.items():
-        yield from unknown_fields(path, section, known[path], "there")
+def _known_fields(kind: _TrainingJobKind, spec: Mapping[str, Any]) -> dict[str, set[str]]:
+    """Return the fields that this kind of job has, by path of their section."""
+    roles = {f"spec.{kind.replicas}.{role}": REPLICA for role in spec.get(kind.replicas) or ()}
+    of_spec = {"runPolicy", "cleanPodPolicy", kind.replicas, *kind.fields}
+    return {"spec": of_spec, "spec.runPolicy": POLICY, **roles}

@@ -11,6 +11,7 @@ from typing import Any
 from ringtrain_convert.metadata import (
     Converted,
     carried_template,
+    checked_template,
     converted_manifest,
     missing_field_problem,
     put_training_container_first,
@@ -27,7 +28,6 @@ from ringtrain_convert.runtime_patches import SHAPE, apply_patches
 from ringtrain_convert.source_labels import JOBSET, add_source_labels
 from ringtrain_convert.trainer_processes import (
     Given,
-    TrainJobNode,
     first_given,
     trainer_mpi_slots,
     trainer_process_count,
@@ -153,7 +153,7 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     mpi = policy.pop("mpi", None) or {} if "mpi" in policy else None
     of_runtime = Given(policy.pop("numNodes", None), "runtime.spec.mlPolicy.numNodes")
     nodes_wanted = first_given(Given(trainer.pop("numNodes", None), "spec.trainer.numNodes"), of_runtime)
-    workers = whole_field(nodes_wanted.value or 1, nodes_wanted.path)
+    workers = whole_field(nodes_wanted.value, nodes_wanted.path, 1)
     template = _trainjob_template(jobs, _NODE, reader)
     container = template["spec"]["containers"][0]
     if (resources := trainer.pop("resourcesPerNode", None)) is not None:
@@ -171,9 +171,8 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
         of_policy = Given(torch.pop("numProcPerNode", None), "runtime.spec.mlPolicy.torch.numProcPerNode")
         wanted = first_given(Given(trainer.pop("numProcPerNode", None), "spec.trainer.numProcPerNode"), of_policy)
         command = take_command(container, "spec.trainer", reader.notes)
-        nodes = TrainJobNode(command, wanted, amounts)
         source = trainer_process_source_of(policy)
-        container["command"], slots = trainer_process_count(source, nodes, reader.notes)
+        container["command"], slots = trainer_process_count(source, command, wanted, amounts, reader.notes)
         made = {"backend": "ring", "agent": "Inject", "worker": node, "slotsPerWorker": slots}
     made |= _trainjob_scheduling(reader)
     made["runPolicy"] = _trainjob_run_policy(reader, jobs, _NODE if mpi is None else _LAUNCHER)
@@ -238,23 +237,20 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
     if job is None:
         label = f" and none with the label {_STEP}: trainer" if role == _NODE else ""
         raise Invalid([Problem(path, f"has no job {role!r}{label}, whose pods would be the {role}'s")])
-    of_job = job["template"].get("metadata") or {}
-    inner = job["template"].get("spec") or {}
+    name, outer = str(job.get("name")), job.get("template") or {}
+    inner = outer.get("spec") or {}
     template: dict[str, Any] = inner.pop("template", None) or {}
-    where = f"{path}[{job['name']}].template.spec.template"
-    problems = shape_problems(template, where)
-    if not problems and not (template.get("spec") or {}).get("containers"):
-        problems = [Problem(f"{where}.spec.containers", "is empty")]
-    if problems:
-        raise Invalid(problems)
-    template = carried_template(template, of_job, path=where, notes=reader.notes)
-    labels = {f"{JOBSET}replicatedjob-name": str(job["name"])}
+    where = f"{path}[{name}].template.spec.template"
+    template = carried_template(
+        checked_template(template, where), outer.get("metadata") or {}, path=where, notes=reader.notes
+    )
+    labels = {f"{JOBSET}replicatedjob-name": name}
     labels |= {f"{JOBSET}jobset-name": reader.name} if reader.name else {}
     add_source_labels(template, labels, where, reader.notes)
     put_training_container_first(template, _NODE)
     left = {*inner, *(key for key in job if key not in ("name", "template"))} - {"backoffLimit"}
-    for name in sorted(left):
-        reader.notes.append(f"{path}[{job['name']}] has {name}, which is left out: the gang starts and ends as one")
+    for key in sorted(left):
+        reader.notes.append(f"{path}[{name}] has {key}, which is left out: the gang starts and ends as one")
     return template
 
 
@@ -296,7 +292,7 @@ def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]]
     job = next((job for job in jobs if _trainjob_role(job) == role), {})
     limit = (job.get("template") or {}).get("spec", {}).get("backoffLimit")
     path = f"runtime.spec.template.spec.replicatedJobs[{job.get('name')}].template.spec.backoffLimit"
-    retries = BACKOFF_LIMIT if limit is None else whole_field(limit, path)
+    retries = whole_field(limit, path, BACKOFF_LIMIT)
     restarts = (job_set.get("failurePolicy") or {}).pop("maxRestarts", None) or 0
     made["backoffLimit"] = (retries + 1) * (restarts + 1) - 1
     if made["backoffLimit"]:
