@@ -149,8 +149,13 @@ class NoCommand(Invalid):
 
     def __init__(self, path: str, image: str) -> None:
         self.image = image
-        of = f"the entrypoint of image {image} cannot be seen from here" if image else "and there is no image"
-        super().__init__([Problem(path, f"is missing; {of}: write it out, or pass --registry or --entrypoint")])
+        ways = f"write it out, or pass --registry or --entrypoint '{image}=COMMAND'"
+        of = (
+            f"the entrypoint of image {image} cannot be seen from here: {ways}"
+            if image
+            else "the image is missing, too: write both"
+        )
+        super().__init__([Problem(path, f"is missing; {of}")])
 
 
 def take_command(container: dict[str, Any], path: str, notes: list[str]) -> list[str]:

@@ -207,7 +207,8 @@ def test_arguments_without_an_option(repository: str) -> None:
 
 def test_the_command_line_has_the_program() -> None:
     """Without an option no registry is asked."""
-    assert "the entrypoint of image i cannot be seen from here: write it out, or pass --registry" in convert("i").stderr
+    ways = "write it out, or pass --registry or --entrypoint 'i=COMMAND'"
+    assert f"the entrypoint of image i cannot be seen from here: {ways}" in convert("i").stderr
     assert command_in(convert("i:1", "--entrypoint", "i:1=python 'a b.py'", args=["-x"])) == ["python", "a b.py", "-x"]
     assert "expected IMAGE=COMMAND" in convert("i", "--entrypoint", "python").stderr
 
