@@ -193,9 +193,7 @@ class TrainerClient:
         number = step.removeprefix("node-")
         if not number.isdecimal():
             raise Invalid([Problem("step", f"is {step!r}, expected node-0, node-1, ...")])
-        slots = parse_job(run.job(), templates=False).spec.slots
-        ranks = range(int(number) * slots, (int(number) + 1) * slots)
-        return lines_of(run, ranks, follow=bool(follow))
+        return lines_of_worker(run, int(number), follow=bool(follow))
 
     def get_job_events(self, name: str) -> list[Event]:
         """Return the job's conditions as events at their last changes, the oldest first."""
@@ -255,12 +253,13 @@ class TrainerClient:
         self._client.close()
 
 
-def lines_of(run: Run, ranks: range, *, follow: bool) -> Iterator[str]:
-    """Yield the lines of the ranks in `ranks` from the job's log, without the prefix `[rank]`.
+def lines_of_worker(run: Run, worker: int, *, follow: bool) -> Iterator[str]:
+    """Yield the lines of a worker's ranks from the job's log, without the prefix `[rank]`.
 
     `follow`: whether to continue with new lines until the job ends.
     """
-    marks = {f"[{rank}]" for rank in ranks}
+    slots = parse_job(run.job(), templates=False).spec.slots
+    marks = {f"[{rank}]" for rank in range(worker * slots, (worker + 1) * slots)}
     for line in run.logs(follow=follow):
         mark, _, text = line.partition(" ")
         if mark in marks:

@@ -22,11 +22,10 @@ from ringtrain_client.jobs.backends import ClusterBackend
 from ringtrain_client.jobs.blocking import Client
 from ringtrain_client.jobs.local_backend import LocalBackend
 from ringtrain_client.jobs.manifest import Training, manifest_of, unique_job_name
-from ringtrain_convert.kubeflow import lines_of
+from ringtrain_convert.kubeflow import lines_of_worker
 from ringtrain_convert.torchrun import read_torchrun
 from ringtrain_operator.cluster.api.errors import NotFound
 from ringtrain_operator.errors import Invalid, Problem
-from ringtrain_operator.spec.parse import parse_job
 
 Json = dict[str, Any]
 __all__ = ["RingtrainScheduler", "create_scheduler"]
@@ -122,9 +121,7 @@ class RingtrainScheduler(Scheduler):
             raise ValueError(
                 "ringtrain's logs mix stdout and stderr and have no timestamps; remove the time range and the stream"
             )
-        run = self._run(app_id)
-        slots = parse_job(run.job(), templates=False).spec.slots
-        lines = lines_of(run, range(k * slots, (k + 1) * slots), follow=should_tail)
+        lines = lines_of_worker(self._run(app_id), k, follow=should_tail)
         return (f"{line}\n" for line in lines if regex is None or re.search(regex, line))
 
     def _run(self, app_id: str) -> Any:
