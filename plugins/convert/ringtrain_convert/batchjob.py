@@ -20,7 +20,7 @@ from ringtrain_convert.mpijob import (
     BACKOFF_LIMIT,
     RANKS,
     command_notes,
-    drop_worker_command,
+    mpi_worker,
     take_devices,
     whole_field,
 )
@@ -274,9 +274,7 @@ def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str])
     main["command"] = [_without_worker_hosts(word, worker.name, notes) for word in take_command(main, path, notes)]
     _refuse_hosts_of_volcano("\n".join(main["command"]), path, "leave it out, mpirun gets its hosts")
     notes += command_notes(main["command"])
-    template, container = _carried(kind, worker, notes)
-    drop_worker_command(container, notes)
-    devices = take_devices(container)
+    made = mpi_worker(_carried(kind, worker, notes)[0], worker.pods, notes)
     found = RANKS.search(starting.text.replace("\\\n", " "))
     ranks = int(found[2]) if found and found[2].isdecimal() else worker.pods
     slots, rest = divmod(ranks, worker.pods)
@@ -286,7 +284,6 @@ def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str])
             "many ranks on each"
         )
         raise Invalid([Problem(path, message)])
-    made = {"replicas": worker.pods, **({"devices": devices} if devices else {}), "template": template}
     return {"backend": "mpi", "slotsPerWorker": slots, "worker": made, "launcher": {"template": launcher}}
 
 

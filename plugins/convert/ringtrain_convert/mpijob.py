@@ -138,13 +138,16 @@ def convert_mpijob(obj: Mapping[str, Any]) -> Converted:
         raise Invalid(problems)
     notes = ["the image is not changed: the operator adds the agent to the pods, and neither sshd nor keys are needed"]
     worker, launcher = _mpijob_replica(obj, "Worker"), _mpijob_replica(obj, "Launcher")
+    replicas = whole_field(worker.get("replicas"), "spec.mpiReplicaSpecs.Worker.replicas", 1)
     all_workers = bool(spec.get("runLauncherAsWorker") and template_devices(launcher["template"]))
     made = {
         "backend": "mpi",
         "agent": "Inject",
         "slotsPerWorker": whole_field(spec.get("slotsPerWorker"), "spec.slotsPerWorker", 1),
         "mpi": _converted_mpi(spec, launcher_as_worker=not all_workers),
-        "worker": _converted_mpijob_worker(worker, spec, notes, more=int(all_workers)),
+        "worker": mpi_worker(
+            _converted_mpijob_template("Worker", worker, spec, notes), replicas + int(all_workers), notes
+        ),
         "launcher": {"template": _launcher_template(launcher, spec, notes)},
         "runPolicy": converted_run_policy(spec, BACKOFF_LIMIT, notes),
     }
@@ -217,14 +220,11 @@ def _converted_mpi(spec: Mapping[str, Any], launcher_as_worker: bool) -> dict[st
     return {"implementation": implementation, **as_worker}
 
 
-def _converted_mpijob_worker(
-    replica: Mapping[str, Any], spec: Mapping[str, Any], notes: list[str], more: int
-) -> dict[str, Any]:
-    template = _converted_mpijob_template("Worker", replica, spec, notes)
+def mpi_worker(template: dict[str, Any], replicas: int, notes: list[str]) -> dict[str, Any]:
+    """Return spec.worker for pods that ran sshd. `template`: their template, which is changed in place."""
     main = template["spec"]["containers"][0]
     drop_worker_command(main, notes)
     devices = take_devices(main)
-    replicas = more + whole_field(replica.get("replicas"), "spec.mpiReplicaSpecs.Worker.replicas", 1)
     return {"replicas": replicas, **({"devices": devices} if devices else {}), "template": template}
 
 
