@@ -18,8 +18,18 @@ from .templates import LocalTemplates
 
 
 def load_jobs(path: Path) -> list[dict[str, Any]]:
-    """Return every DistributedTrainingJob in the file. Raises ManifestUnreadable with the file's name."""
-    return jobs_among(read_documents(path), path)
+    """Return every DistributedTrainingJob in the file. Raises ManifestUnreadable with the file's name, and Invalid with
+    the problems of the file's other objects."""
+    return _checked_jobs(read_documents(path), path, LocalTemplates())
+
+
+def _checked_jobs(documents: list[Any], path: Path, templates: LocalTemplates) -> list[dict[str, Any]]:
+    """Return the jobs of a file, and add its templates to `templates`. Raises as `load_jobs`."""
+    templates.add(documents)
+    jobs = jobs_among(documents, path)
+    if problems := file_problems(documents, map(namespace_of, jobs)):
+        raise Invalid(problems)
+    return jobs
 
 
 def is_job(document: object) -> bool:
@@ -85,10 +95,7 @@ def read_merged_jobs(path: Path, templates: LocalTemplates) -> tuple[list[Any], 
     Invalid.
     """
     documents = read_documents(path)
-    templates.add(documents)
-    jobs = jobs_among(documents, path)
-    if problems := file_problems(documents, map(namespace_of, jobs)):
-        raise Invalid(problems)
+    jobs = _checked_jobs(documents, path, templates)
     return documents, [templates.merged_with_template(job) for job in jobs]
 
 

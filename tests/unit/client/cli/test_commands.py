@@ -436,3 +436,13 @@ def test_of_several_jobs_in_a_file_the_wrong_one_is_named(command: str, tmp_path
     result = CliRunner().invoke(main, [command, str(file), "--kubeconfig", "/nowhere"])
     assert result.exit_code == 1
     assert f"{file}: wrong: spec.slotsPerWorker" in result.stderr
+
+
+@pytest.mark.parametrize("command", ["validate", "submit"])
+def test_a_wrong_template_beside_a_job_is_refused(command: str, tmp_path: Path) -> None:
+    """All commands that read a job's file judge the file's other objects alike."""
+    file = tmp_path / "jobs.yaml"
+    file.write_text(yaml.safe_dump_all([job("right"), {**TEMPLATE, "spec": {"job": {"backnd": "mpi"}}}]))
+    result = CliRunner().invoke(main, [command, str(file), "--kubeconfig", "/nowhere"])
+    assert result.exit_code == 1
+    assert f"{file}: ClusterTrainingTemplate small: spec.job.backnd: is not a field here" in result.stderr
