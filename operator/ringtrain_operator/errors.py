@@ -12,6 +12,9 @@ import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+# A message about a field without a value; `found_text` is about one value that is expected.
+MISSING = "is missing; expected a value"
+
 
 class OperatorError(Exception):
     """Base of all errors in this package."""

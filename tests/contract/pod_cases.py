@@ -110,6 +110,16 @@ def _node_field(**fields: Any) -> Manifest:
     return {_TERMS: {"nodeSelectorTerms": [{"matchFields": [fields]}]}}
 
 
+def _files(source: str, *paths: str) -> Manifest:
+    return {source: {"name": source.lower(), "items": [{"key": "a", "path": path} for path in paths]}}
+
+
+_DISKS = {
+    "azureDisk": {"diskName": "a", "diskURI": "https://a"},
+    "iscsi": {"targetPortal": "a", "iqn": "iqn.2026-01.dev.ringtrain:a", "lun": 0},
+    "scaleIO": {"gateway": "a", "system": "b", "secretRef": {"name": "c"}, "volumeName": "d"},
+}
+_ON_WINDOWS = {"securityContext": {"windowsOptions": {"runAsUserName": "a"}}}
 _CLAIM_SPEC = "spec.volumes[0].ephemeral.volumeClaimTemplate.spec"
 _DATA = {"volumes": [{"name": "data", "emptyDir": {}}]}
 _TERMS = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -243,6 +253,7 @@ WRONG = [
     _in_mount("subPath", {"subPath": "/absolute"}, server="spec.containers[0].volumeMounts.subPath"),
     _in_mount("subPathExpr", {"subPath": "a", "subPathExpr": "b"}),
     _in_mount("name", {"name": "dta"}, says="did you mean data?"),
+    _in_mount("name", {"name": "other"}, says="it has data; add it to spec.worker.template.spec.volumes"),
     # probes and hooks
     _in_container("livenessProbe", {"livenessProbe": {}}),
     _in_container(
@@ -501,8 +512,71 @@ WRONG = [
         for fields in ({"recursiveReadOnly": "On"}, {"recursiveReadOnly": "Enabled"})
     ),
     _in_container("volumeDevices[0].devicePath", {"volumeDevices": [{"name": "data", "devicePath": "../a"}]}, _DATA),
+    *(
+        _in_volume(f".{kind}{field}", {kind: {**_DISKS.get(kind, {}), **given}})
+        for kind, field, given in (
+            ("azureDisk", ".diskURI", {"kind": "Managed"}),
+            ("azureDisk", ".diskURI", {"diskURI": "/subscriptions/a"}),
+            ("fc", ".lun", {"targetWWNs": ["a"]}),
+            ("fc", ".lun", {"targetWWNs": ["a"], "lun": 256}),
+            ("flocker", ".datasetName", {"datasetName": "a/b"}),
+            ("awsElasticBlockStore", ".partition", {"volumeID": "a", "partition": 256}),
+            ("gcePersistentDisk", ".partition", {"pdName": "a", "partition": -1}),
+            ("gitRepo", ".directory", {"repository": "a", "directory": "../a"}),
+            ("iscsi", ".iqn", {"iqn": "a"}),
+            ("iscsi", ".lun", {"lun": 256}),
+            ("iscsi", ".secretRef", {"chapAuthSession": True}),
+            ("quobyte", ".registry", {"registry": "a", "volume": "b"}),
+            ("quobyte", ".volume", {"registry": "a:1", "volume": ""}),
+            ("scaleIO", ".gateway", {"gateway": ""}),
+            ("glusterfs", ".endpoints", {"endpoints": "", "path": "a"}),
+            ("glusterfs", ".path", {"endpoints": "a", "path": ""}),
+            ("rbd", ".image", {"monitors": ["a"], "image": ""}),
+            ("rbd", ".monitors", {"monitors": [], "image": "a"}),
+            ("cinder", ".volumeID", {"volumeID": ""}),
+            ("vsphereVolume", ".volumePath", {"volumePath": ""}),
+            ("azureFile", ".shareName", {"secretName": "a", "shareName": ""}),
+            ("photonPersistentDisk", ".pdID", {"pdID": ""}),
+            ("portworxVolume", ".volumeID", {"volumeID": ""}),
+        )
+    ),
+    *(
+        _in_volume(f".projected.sources[{number}]{field}", {"projected": {"sources": sources}}, says=says)
+        for number, field, says, sources in (
+            (1, ".configMap.items[0].path", "as is", [_files("secret", "a"), _files("configMap", "a")]),
+            (0, ".secret.items[1].path", "as is", [_files("secret", "a", "a")]),
+            (1, ".serviceAccountToken.path", "as is", [_files("secret", "a"), {"serviceAccountToken": {"path": "a"}}]),
+            (0, ".secret.items[0].path", "expected", [_files("secret", "/a")]),
+            (0, ".configMap.items[0].path", "expected", [_files("configMap", "..data/a")]),
+            (0, ".clusterTrustBundle.path", "expected", [{"clusterTrustBundle": {"name": "a", "path": "../a"}}]),
+            (0, ".clusterTrustBundle", "expected", [{"clusterTrustBundle": {"path": "a"}}]),
+        )
+    ),
+    _in_variable(
+        ".valueFrom.fieldRef.apiVersion",
+        {"valueFrom": {"fieldRef": {"apiVersion": "v2", "fieldPath": "metadata.name"}}},
+    ),
+    _in_container(
+        "resources.claims[1].name",
+        {"resources": {"claims": [{"name": "gpu"}, {"name": "gpu"}]}},
+        {"resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]},
+        says="as is",
+        server="spec.containers[0].resources.claims[1]",
+    ),
     # words that a field allows
     *(_in_pod("os.name", {"os": {"name": name}}, server="spec.os") for name in ("mac", "Linux")),
+    *(
+        PodCase({"spec": {**worker(main)["template"]["spec"], **pod, "os": {"name": "linux"}}}, f"spec.{field}")
+        for field, main, pod in (
+            ("securityContext.windowsOptions", {}, _ON_WINDOWS),
+            ("containers[0].securityContext.windowsOptions", _ON_WINDOWS, {}),
+            (
+                "initContainers[0].securityContext.windowsOptions",
+                {},
+                {"initContainers": [{"name": "a", "image": "a", **_ON_WINDOWS}]},
+            ),
+        )
+    ),
     _in_pod("os.name", {"os": {"name": ""}}, says="empty"),
     _in_pod("securityContext.seLinuxChangePolicy", {"securityContext": {"seLinuxChangePolicy": "Never"}}),
     _in_container("resizePolicy[0].resourceName", _resized(resourceName="gpu")),
@@ -596,6 +670,7 @@ WRONG = [
 # The API server accepts them without a warning, and their pods never start: the scheduler, the kubelet or the container
 # runtime refuses them.
 NEVER_STARTS = [
+    _in_pod("os.name", {"os": {"name": "windows"}}),
     _in_container("command[0]", {"command": [""]}),
     *(
         _in_container("image", {"image": image})
@@ -694,6 +769,17 @@ RIGHT = [
         ({"volumeMounts": [{"name": "data", "mountPath": "a", "subPath": "b/..c"}]}, _DATA),
         ({"imagePullPolicy": "", "terminationMessagePolicy": ""}, {"dnsPolicy": "", "nodeName": ""}),
         ({}, {"volumes": [{"name": "a"}, {"name": "b", "projected": {"sources": [{}]}}]}),
+        *(({}, {"volumes": [{"name": "a", kind: source}]}) for kind, source in _DISKS.items()),
+        (
+            {},
+            {"volumes": [{"name": "a", "projected": {"sources": [_files("secret", "a"), _files("configMap", "a/b")]}}]},
+        ),
+        (
+            {"resources": {"claims": [{"name": "gpu", "request": "one"}, {"name": "gpu", "request": "two"}]}},
+            {"resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]},
+        ),
+        (_ON_WINDOWS, {}),
+        ({}, {"os": {"name": "linux"}}),
         ({}, {"volumes": [{"name": "a", "secret": {"secretName": "A_B", "defaultMode": 511}}]}),
         ({}, {"volumes": [{"name": "a", "hostPath": {"path": "relative", "type": ""}}]}),
         *(({"image": image}, {}) for image in _IMAGES),

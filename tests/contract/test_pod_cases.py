@@ -26,6 +26,7 @@ def test_a_wrong_template_is_refused_by_its_field(case: PodCase) -> None:
     assert problem.path == f"{_TEMPLATE}.{case.field}"
     assert case.says in problem.message
     assert "\n" not in problem.message
+    assert not problem.message.endswith("is missing")  # without what is expected
 
 
 @pytest.mark.parametrize("case", RIGHT)

@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from ..errors import Problem, shown, spelling_hint
+from ..errors import MISSING, Problem, shown, spelling_hint
 from .base import Rule, field_at
 from .job import MANAGER_NAME, JobSpec
 from .scheduling import LABEL_KEY
@@ -90,7 +90,7 @@ def _model_problem(error: Any) -> Problem:
     path = "spec" + "".join(f"[{x}]" if isinstance(x, int) or "/" in x else f".{x}" for x in location)
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
     if kind == "missing":
-        return Problem(path, "is missing")
+        return Problem(path, MISSING)
     if kind == "extra_forbidden":
         return Problem(path, _unknown_field(location))
     if kind == "literal_error":

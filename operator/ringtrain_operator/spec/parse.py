@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ..contract import API_VERSION, KIND
-from ..errors import Invalid, Problem, found_text, shown
+from ..errors import MISSING, Invalid, Problem, found_text, shown
 from .base import MAX_DEPTH, field_at, nesting_depth, parse_time, without_nulls
 from .job import KUEUE_PROVISIONS, QUEUE_LABEL, Job, JobSpec
 from .labels import annotation_problems, label_problems
@@ -199,9 +199,7 @@ def _template_problems(spec: Mapping[str, Any], reported: set[str], schema: PodS
         devices = spec[field.partition(".")[0]].get("devices")
         judged = without_amounts(template, devices) if is_shaped else template
         for problem in schema.problems(judged, path) if schema is not None else ():
-            if problem.path not in reported_paths and not (
-                problem.path in _OPTIONAL and problem.message == "is missing"
-            ):
+            if problem.path not in reported_paths and not (problem.path in _OPTIONAL and problem.message == MISSING):
                 yield problem
     logs = spec.get("logs")
     empty_dir = logs.get("emptyDir") if isinstance(logs, Mapping) else None

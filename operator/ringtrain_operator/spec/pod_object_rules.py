@@ -12,13 +12,13 @@ from .pod_rules import Found, given_twice, quantity_value
 # Container runtimes refuse to start a container with less memory than some MiB.
 _LEAST_MEMORY = 1 << 20
 _ROOT_USER = "is 0, the user root; expected another user, as runAsNonRoot is true"
+_CONTAINERS = ("initContainers", "containers")
 _BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 
 def container_names(pod: Mapping[str, Any]) -> Found:
     """Yield problems of containers that have the name of an earlier container."""
-    lists = ("initContainers", "containers")
-    return given_twice((f".{f}[{i}].name", c.get("name")) for f in lists for i, c in enumerate(pod.get(f) or ()))
+    return given_twice((f".{f}[{i}].name", c.get("name")) for f in _CONTAINERS for i, c in enumerate(pod.get(f) or ()))
 
 
 def resource_problems(resources: Mapping[str, Any]) -> Found:
@@ -187,13 +187,47 @@ def root_user_problems(pod: Mapping[str, Any]) -> Found:
     if common.get("runAsNonRoot") and common.get("runAsUser") == 0:
         yield ".securityContext.runAsUser", _ROOT_USER
         return
-    for lists in ("initContainers", "containers"):
+    for lists in _CONTAINERS:
         for index, container in enumerate(pod.get(lists) or ()):
             own = {k: v for k, v in (container.get("securityContext") or {}).items() if v is not None}
             both = {**common, **own}
             if both.get("runAsNonRoot") and both.get("runAsUser") == 0:
                 place = f".{lists}[{index}].securityContext" if "runAsUser" in own else ".securityContext"
                 yield f"{place}.runAsUser", _ROOT_USER
+
+
+def windows_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield a problem for each securityContext with options of Windows in a pod whose os is linux."""
+    places = [("", pod), *((f".{f}[{i}]", c) for f in _CONTAINERS for i, c in enumerate(pod.get(f) or ()))]
+    for path, owner in places if (pod.get("os") or {}).get("name") == "linux" else ():
+        if (owner.get("securityContext") or {}).get("windowsOptions"):
+            yield f"{path}.securityContext.windowsOptions", "is set; expected none, as os.name is linux"
+
+
+def projected_path_problems(volume: Mapping[str, Any]) -> Found:
+    """Yield problems of paths in a projected volume that an earlier source has, too."""
+    sources = [(f".sources[{i}].{k}", v) for i, one in enumerate(volume.get("sources") or ()) for k, v in one.items()]
+    return given_twice(
+        (f"{path}{below}.path", file.get("path"))
+        for path, source in sources
+        for below, file in (("", source), *((f".items[{i}]", v) for i, v in enumerate(source.get("items") or ())))
+    )
+
+
+def claim_name_problems(resources: Mapping[str, Any]) -> Found:
+    """Yield problems of resource claims that a container names twice."""
+    claims = enumerate(resources.get("claims") or ())
+    return given_twice((f".claims[{i}].name", f"{c['name']}/{c.get('request') or ''}".rstrip("/")) for i, c in claims)
+
+
+def azure_disk_problems(volume: Mapping[str, Any]) -> Found:
+    """Yield a problem if the URI of an Azure disk is not one of its kind."""
+    begin = "/subscriptions" if volume.get("kind") == "Managed" else "https://"
+    if not str(volume["diskURI"]).startswith(begin):
+        yield (
+            ".diskURI",
+            f"is {shown(volume['diskURI'])}; expected {begin}…, as kind is {volume.get('kind') or 'Shared'}",
+        )
 
 
 def spread_problems(pod: Mapping[str, Any]) -> Found:

@@ -16,6 +16,8 @@ from .labels import (
     label_problems,
 )
 from .pod_object_rules import (
+    azure_disk_problems,
+    claim_name_problems,
     claim_problems,
     container_names,
     dns_problems,
@@ -27,11 +29,13 @@ from .pod_object_rules import (
     node_field_problems,
     pod_resource_problems,
     profile_problems,
+    projected_path_problems,
     propagation_problems,
     resource_problems,
     root_user_problems,
     spread_problems,
     toleration_problems,
+    windows_problems,
 )
 from .pod_rules import (
     PodRule,
@@ -42,6 +46,7 @@ from .pod_rules import (
     in_field,
     matching,
     needs,
+    needs_if,
     no_field,
     not_both,
     number,
@@ -92,12 +97,16 @@ _LABEL = matching(rf"(?=.{{1,63}}$){_NAME}", "at most 63 lower-case letters, dig
 _DOMAIN = text(is_domain, "lower-case letters, digits, '-' and '.' (not at the ends)")
 _KEY = text(is_qualified_name, "a name of letters, digits, '-', '_' and '.', perhaps after a domain and '/'")
 _DATA_KEY = matching(r"(?!\.{1,2}$)[-._a-zA-Z0-9]{1,253}", "letters, digits, '-', '_' and '.'")
-_PORT, _USER = number(1, 65535), number(0, (1 << 31) - 1)
+_PORT, _USER, _LUN = number(1, 65535), number(0, (1 << 31) - 1), number(0, 255)
 _PORT_NAME = matching(
     rf"(?=.{{1,15}}$)(?=.*[a-z])(?!.*--){_NAME}", "at most 15 lower-case letters, digits and '-', one a letter"
 )
 _PORT_OR_NAME = text(_is_port_or_name, "an integer from 1 to 65535 or a port's name")
 _ADDRESS = text(_is_address, "an IP address, for example 10.0.0.1")
+_TARGET = text(
+    lambda path: _has_no_up(path) and path[0] != "/" and path[:2] != "..",
+    "a relative path that does not begin with '..'",
+)
 _RELATIVE = text(lambda path: _has_no_up(path) and path[0] != "/", "a relative path without '..'")
 _MODE = text(lambda mode: 0 <= mode <= 0o777, "file permissions from 0 to 0777 (511 in decimal)")
 _LABEL_VALUE = text(is_label_value, LABEL_VALUE)
@@ -126,6 +135,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         dns_problems,
         root_user_problems,
         spread_problems,
+        windows_problems,
         different("schedulingGates", "name"),
         in_field("resources", pod_resource_problems),
         no_field("ephemeralContainers", "in a pod template", lambda pod: True),
@@ -190,14 +200,15 @@ POD_RULES: Mapping[str, DefinitionRules] = {
             r"(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-.+)", "a resource such as limits.cpu"
         )
     ),
-    "ResourceRequirements": _rules(resource_problems),
+    "ObjectFieldSelector": _rules(apiVersion=text("v1".__eq__, "v1")),
+    "ResourceRequirements": _rules(resource_problems, claim_name_problems),
     "Volume": _rules(needs("name"), at_most_one_besides("name"), name=_LABEL),
     "VolumeProjection": _rules(at_most_one_besides()),
     "ConfigMapVolumeSource": _rules(needs("name"), defaultMode=_MODE),
     "ConfigMapProjection": _rules(needs("name")),
     "SecretVolumeSource": _rules(needs("secretName"), defaultMode=_MODE),
     "SecretProjection": _rules(needs("name")),
-    "ProjectedVolumeSource": _rules(defaultMode=_MODE),
+    "ProjectedVolumeSource": _rules(projected_path_problems, defaultMode=_MODE),
     "DownwardAPIVolumeSource": _rules(defaultMode=_MODE),
     "DownwardAPIVolumeFile": _rules(
         needs("path"),
@@ -206,10 +217,10 @@ POD_RULES: Mapping[str, DefinitionRules] = {
             "fieldRef.fieldPath",
             matching(rf"{_FIELD}|metadata\.(labels|annotations)", "a field of metadata, such as metadata.labels"),
         ),
-        path=_RELATIVE,
+        path=_TARGET,
         mode=_MODE,
     ),
-    "KeyToPath": _rules(needs("key", "path"), path=_RELATIVE, mode=_MODE),
+    "KeyToPath": _rules(needs("key", "path"), path=_TARGET, mode=_MODE),
     "EmptyDirVolumeSource": _rules(
         medium=_MEDIUM, sizeLimit=text(lambda size: (quantity_value(size) or 0) >= 0, "a quantity of at least 0")
     ),
@@ -217,11 +228,28 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "NFSVolumeSource": _rules(path=matching("/.*", "an absolute path")),
     "CSIVolumeSource": _rules(driver=_DOMAIN),
     "ImageVolumeSource": _rules(needs("reference"), reference=_IMAGE),
-    "FCVolumeSource": _rules(one_of("targetWWNs", "wwids")),
-    "FlockerVolumeSource": _rules(one_of("datasetName", "datasetUUID")),
+    "FCVolumeSource": _rules(
+        one_of("targetWWNs", "wwids"),
+        needs_if("lun", "with targetWWNs", lambda volume: volume.get("targetWWNs")),
+        lun=_LUN,
+    ),
+    "FlockerVolumeSource": _rules(
+        one_of("datasetName", "datasetUUID"), datasetName=matching("[^/]+", "a name without '/'")
+    ),
+    "ISCSIVolumeSource": _rules(
+        needs_if("secretRef", "with CHAP", lambda one: one.get("chapAuthDiscovery") or one.get("chapAuthSession")),
+        iqn=matching(r"(iqn|eui|naa)\..+", "a name that begins with iqn., eui. or naa."),
+        lun=_LUN,
+    ),
+    "AzureDiskVolumeSource": _rules(azure_disk_problems),
+    "GitRepoVolumeSource": _rules(directory=_RELATIVE),
+    "QuobyteVolumeSource": _rules(registry=matching(r"[^:,]+:[^:,]+(,[^:,]+:[^:,]+)*", "HOST:PORT,...")),
+    "GCEPersistentDiskVolumeSource": _rules(partition=_LUN),
+    "AWSElasticBlockStoreVolumeSource": _rules(partition=_LUN),
     "ScaleIOVolumeSource": _rules(needs("volumeName")),
     "StorageOSVolumeSource": _rules(needs("volumeName")),
-    "ServiceAccountTokenProjection": _rules(needs("path"), path=_RELATIVE, expirationSeconds=number(600, 1 << 32)),
+    "ClusterTrustBundleProjection": _rules(needs("path"), one_of("name", "signerName"), path=_TARGET),
+    "ServiceAccountTokenProjection": _rules(needs("path"), path=_TARGET, expirationSeconds=number(600, 1 << 32)),
     "EphemeralVolumeSource": _rules(needs("volumeClaimTemplate")),
     "PersistentVolumeClaimTemplate": _rules(
         in_field("metadata", no_field("name", "in a volumeClaimTemplate", lambda metadata: True))
@@ -265,7 +293,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         supplementalGroups=each(_USER),
         seLinuxChangePolicy=choice("MountOption", "Recursive"),
     ),
-    "PodOS": _rules(needs("name"), name=choice("linux", "windows")),
+    "PodOS": _rules(needs("name"), name=text("linux".__eq__, "linux, the only system on which ranks run")),
     "SeccompProfile": _rules(needs("type"), profile_problems, localhostProfile=_RELATIVE),
     "AppArmorProfile": _rules(needs("type"), profile_problems),
     "Sysctl": _rules(

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from ..errors import shown
+from ..errors import MISSING, shown
 
 Found = Iterator[tuple[str, str]]
 PodRule = Callable[[Any], Found]
@@ -88,7 +88,17 @@ def needs(*fields: str) -> PodRule:
     def rule(value: Mapping[str, Any]) -> Found:
         for field in fields:
             if value.get(field) in (None, "", []):
-                yield f".{field}", "is missing" if value.get(field) is None else "is empty; expected a value"
+                yield f".{field}", MISSING if value.get(field) is None else "is empty; expected a value"
+
+    return rule
+
+
+def needs_if(field: str, why: str, applies: Callable[[Mapping[str, Any]], object]) -> PodRule:
+    """Return a rule for an object: `field` must be present if `applies`. `why`: end of the message."""
+
+    def rule(value: Mapping[str, Any]) -> Found:
+        if value.get(field) is None and applies(value):
+            yield f".{field}", f"{MISSING} {why}"
 
     return rule
 

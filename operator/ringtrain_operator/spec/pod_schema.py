@@ -7,7 +7,7 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
-from ..errors import Problem, shown, spelling_hint
+from ..errors import MISSING, Problem, shown, spelling_hint
 from .model_problems import QUOTED
 from .pod_rule_table import NO_RULES, POD_RULES
 from .pod_rules import quantity_hint, quantity_value
@@ -109,7 +109,7 @@ class PodSchema:
                 yield from self._check(inner, schema["values"], f"{path}[{key}]")
         for key in schema.get("required") or ():
             if value.get(key) is None:
-                yield Problem(f"{path}.{key}", "is missing")
+                yield Problem(f"{path}.{key}", MISSING)
             elif value[key] in ("", []) and definition.endswith("VolumeSource"):
                 yield Problem(f"{path}.{key}", "is empty; expected a value")
 

@@ -254,16 +254,18 @@ def _dangling_in_template(template: Mapping[str, Any], path: str, ours: set[str]
     claims = {str(claim.get("name")) for claim in pod.get("resourceClaims") or ()}
     for where, container in containers:
         for field in ("volumeMounts", "volumeDevices"):
-            yield from _dangling_names(container.get(field), f"{where}.{field}", names, "volume", "volumes")
+            yield from _dangling_names(container.get(field), f"{where}.{field}", names, "volume", f"{path}.volumes")
         used = (container.get("resources") or {}).get("claims")
-        yield from _dangling_names(used, f"{where}.resources.claims", claims, "resource claim", "resourceClaims")
+        yield from _dangling_names(
+            used, f"{where}.resources.claims", claims, "resource claim", f"{path}.resourceClaims"
+        )
 
 
-def _dangling_names(entries: Any, path: str, known: set[str], noun: str, field: str) -> Iterator[Problem]:
-    """Yield a problem for each of `entries` whose name is not in `known`, the names in the pod's `field`."""
+def _dangling_names(entries: Any, path: str, known: set[str], noun: str, there: str) -> Iterator[Problem]:
+    """Yield a problem for each of `entries` whose name is not in `known`, the names in the list at the path `there`."""
     for index, entry in enumerate(entries or ()):
         name = str(entry.get("name"))
         if name not in known:
             has = ", ".join(sorted(known - VOLUMES)) or "none"
-            hint = spelling_hint(name, known) or f"it has {has}; add it to spec.{field}"
+            hint = spelling_hint(name, known) or f"it has {has}; add it to {there}"
             yield Problem(f"{path}[{index}].name", f"is {name!r}, but the pod has no such {noun}; {hint}")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping
 from typing import Annotated, Any
 
-from ..errors import Problem, shown
+from ..errors import MISSING, Problem, shown
 from .base import MOST_SLOTS, Schema
 
 _PRESERVED: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -166,7 +166,7 @@ def _common_problems(template: Mapping[str, Any], path: str, first: int) -> Iter
     for index, container in list(enumerate(containers_of(template)))[first:]:
         for key in ("name", "image"):
             if not container.get(key):
-                yield Problem(f"{path}.spec.containers[{index}].{key}", "is missing")
+                yield Problem(f"{path}.spec.containers[{index}].{key}", MISSING)
 
 
 def shape_problems(value: object, path: str, shape: _Shape | None = None) -> list[Problem]:

@@ -81,7 +81,7 @@ def test_values_of_a_kind(kind: str, good: list[Any], bad: list[Any]) -> None:
 @pytest.mark.parametrize(
     ("spec", "path", "message"),
     [
-        ({}, "t.spec.name", "is missing"),
+        ({}, "t.spec.name", "is missing; expected a value"),
         ({"name": "a", "nmae": 1}, "t.spec.nmae", "is not a field here in Kubernetes v1.40; did you mean name?"),
         ({"name": "a", "list": [1, None]}, "t.spec.list[1]", "is null"),
         ({"name": "a", "list": [1, "2"]}, "t.spec.list[1]", "is '2'; must be an integer without quotes"),
