@@ -53,8 +53,9 @@ def record_decision(s: Situation, decision: Decision | None) -> JobStatus:
                 **_queue_fields_of_decision(s, decision),
             )
         case Place():
-            placing = {"queued_since": None, "too_large": False, "refused": ""}
-            return s.status.with_ledger(line_since=None if s.status.ledger.refused else decision.since, **placing)
+            # `refused` remains the reason until all pods have a place, or until there is another one.
+            since = None if s.status.ledger.refused else decision.since
+            return s.status.with_ledger(line_since=since, queued_since=None, too_large=False)
         case Finish():
             failure = decision.failure or s.status.failure
             ended = s.status.model_copy(update={"completion_time": s.now, "failure": failure})

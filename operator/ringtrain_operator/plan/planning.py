@@ -26,7 +26,7 @@ from ..status.model import (
 )
 from ..status.progress import logs_not_shipped, progress_fields, start_fields
 from ..status.situation import Situation
-from ..status.waiting import delegated_status, queue_wait_text, running_condition
+from ..status.waiting import QUOTA_EXCEEDED, delegated_status, queue_wait_text, running_condition
 from ..workers.auxiliary import evaluator_status
 from ..workers.data_workers import data_workers_status, input_bound_text, input_stalled_condition
 from ..workers.elastic_status import degraded_condition, elastic_fields
@@ -226,9 +226,12 @@ def _accepted_message(s: Situation) -> str:
 
 
 def _is_waiting_for_resources(s: Situation, status: JobStatus) -> bool:
-    """Return whether the job waits for resources: without pods, for new nodes, or for its gang scheduler."""
+    """Return whether the job waits for resources: without pods, for a quota, new nodes, or its gang scheduler."""
     if status.is_true("Suspended") or status.is_true("Queued"):
         return False
+    if s.status.ledger.refused or s.gang_refusals:
+        running = status.condition("Running")
+        return running is not None and running.reason == QUOTA_EXCEEDED
     return s.status.ledger.queued_since is not None or s.provisioning.holds or s.gang.waits_for() is not None
 
 

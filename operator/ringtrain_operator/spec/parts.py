@@ -113,7 +113,8 @@ class Networking(SpecModel):
         default=600,
         ge=1,
         le=86400,
-        description="Seconds that launcher and workers wait for each other at the start of an attempt.",
+        description="Seconds that launcher and workers wait for each other at the start of an attempt. After the same "
+        "time the job fails if a pod names a ConfigMap, Secret, key or claim that does not exist.",
     )
     sites: TopologyKey | None = Field(
         default=None,

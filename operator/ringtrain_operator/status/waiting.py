@@ -45,16 +45,17 @@ def running_condition(s: Situation) -> ConditionChange:
     start = s.status.ledger.restart_not_before
     if start is not None and s.now < start and not s.pods:
         return _not_running_condition("BackOff", f"attempt {s.attempt} starts at {format_time(start)}")
-    return _placement_condition(s) or _stuck_pod_condition(s) or _pending_pods_condition(s, absent) or gang
+    stuck = _placement_condition(s) or _stuck_pod_condition(s)
+    if stuck is None and absent and s.status.ledger.refused:
+        return _refused_condition(f"{s.status.ledger.refused}; the job tries again")
+    return stuck or _pending_pods_condition(s, absent) or gang
 
 
 def _queued_condition(s: Situation) -> ConditionChange:
     """Return the condition of a job that waits in the operator's queue, without numbers that change often."""
     if s.status.ledger.too_large:
-        return _not_running_condition(
-            "TooLarge",
-            f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each need more than all nodes of "
-            "the cluster have; the job waits without pods until there are more nodes, or until it requests less",
+        return _too_large_condition(
+            s, "the job waits without pods until there are more nodes, or until it requests less"
         )
     if s.status.ledger.refused:
         return _refused_condition(
@@ -64,6 +65,12 @@ def _queued_condition(s: Situation) -> ConditionChange:
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
     place = f"; directly ahead of it in the queue: {', '.join(reversed(ahead))}" if ahead else ", and is next"
     return _not_running_condition("Queued", f"it waits without pods for {what}{place}")
+
+
+def _too_large_condition(s: Situation, then: str) -> ConditionChange:
+    """Return the condition of a job that requests more devices than all nodes have. `then`: what happens now."""
+    needs = f"{counted(s.workers_needed, 'worker')} with {devices_text(s.job)} each need more than all nodes"
+    return _not_running_condition("TooLarge", f"{needs} of the cluster have; {then}")
 
 
 def _queued_contender(s: Situation) -> PlacementContender:
@@ -93,6 +100,9 @@ def _stuck_pod_condition(s: Situation) -> ConditionChange | None:
     if not stuck:
         return None
     first = stuck[0]
+    if s.status.ledger.too_large:
+        wait = f"for at most {s.job.spec.scheduling.timeout_seconds} s (scheduling.timeoutSeconds)"
+        return _too_large_condition(s, f"its pods wait {wait} for more nodes: {first.id.name}: {first.wait.message}")
     others = f" ({counted(len(stuck) - 1, 'more pod')} waiting)" if len(stuck) > 1 else ""
     return _not_running_condition(
         first.wait.reason, f"{first.id.name}: {first.wait.message or first.wait.reason}{others}"
@@ -162,6 +172,8 @@ def refusal_condition(refusals: Sequence[Refusal]) -> ConditionChange:
     return _refused_condition(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
 
 
+# The only refusal of the API that ends when other jobs release resources.
+QUOTA_EXCEEDED = "QuotaExceeded"
 # Kubelets' reasons for a wait on a node that may end: an image that may still be pushed, and a registry, a volume's
 # server or a node's network that may recover.
 NODE_WAITS = frozenset(
@@ -173,7 +185,7 @@ NODE_WAITS = frozenset(
 
 
 def _refused_condition(words: str) -> ConditionChange:
-    known = {"exceeded quota": "QuotaExceeded", "ImagePull": "ImagePullBackOff"}
+    known = {"exceeded quota": QUOTA_EXCEEDED, "ImagePull": "ImagePullBackOff"}
     known |= {reason: reason for reason in NODE_WAITS if "ImagePull" not in reason}
     return _not_running_condition(
         next((reason for phrase, reason in known.items() if phrase in words), "CreationRefused"), words

@@ -286,7 +286,7 @@ def test_what_may_still_come_holds_no_devices_for_ever(reason: str, message: str
     assert (w.status.attempt, w.status.state, len(w.pods)) == (1, "Pending", 3)
     w.run(seconds=5)
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
-    assert (w.status.state, w.status.reason, w.pods) == ("Queued", reason, {})
+    assert (w.status.state, w.status.reason, w.pods) == ("Pending", reason, {})
     assert f"{reason}: {message}; the job has released" in condition(w, "Running")[2]
     w.run(seconds=20)
     w.start_gang()

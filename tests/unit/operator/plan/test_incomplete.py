@@ -83,7 +83,12 @@ def test_a_gang_larger_than_the_cluster_holds_nothing_and_is_in_nobodys_way() ->
 def test_a_gang_larger_than_the_cluster_waits_for_nodes_while_it_is_alone() -> None:
     """An autoscaler adds nodes for pods that are there: they are for timeoutSeconds."""
     crowd = Crowd([Ask(workers=6, timeout_s=60)])
-    for _ in range(55):
+    for _ in range(3):
+        crowd.tick()
+    running = crowd.tenants[0].status.condition("Running")
+    assert running.reason == "TooLarge"  # at once: a person who mistyped a number need not wait
+    assert "its pods wait for at most 60 s (scheduling.timeoutSeconds) for more nodes" in running.message
+    for _ in range(52):
         crowd.tick()
     assert crowd.tenants[0].holds == 8
     for _ in range(15):

@@ -14,6 +14,8 @@ from ringtrain_operator.observe.model import Refusal
 from ringtrain_operator.plan.objects import companion_refs
 from ringtrain_operator.spec.parse import parse_job
 
+EVERY_POD = ("digits-launcher", "digits-worker-0", "digits-worker-1")
+
 
 @pytest.fixture
 def w() -> World:
@@ -329,6 +331,36 @@ def test_what_is_admitted_of_a_gang_is_given_back(refused: str) -> None:
     w.start_gang()
     assert (w.status.attempt, w.status.restarts, w.status.disruptions) == (2, 0, 0)
     assert (w.status.ledger.refused, w.status.ledger.waits_since) == ("", None)
+
+
+@pytest.mark.parametrize(
+    ("message", "state", "reason"),
+    [
+        ('error looking up service account ml/train: serviceaccount "train" not found', "Pending", "CreationRefused"),
+        ("exceeded quota: none left", "Queued", "QuotaExceeded"),
+    ],
+)
+@pytest.mark.parametrize(
+    "refused", [("digits-worker-0", "digits-worker-1"), ("digits-worker-0",), ("digits-launcher",)]
+)
+def test_a_refused_job_has_one_state_and_one_reason(
+    message: str, state: str, reason: str, refused: tuple[str, ...]
+) -> None:
+    """While it has a part of its pods, while it has none, and while it tries again. It says so once."""
+    w = World(job())
+    shown = []
+    for _ in range(60):
+        w.apply(w.plan())
+        w.pods_go()
+        names = w.pods.keys() & refused
+        w.refusals = tuple(Refusal(ObjectRef("Pod", name), 403, "Forbidden", message) for name in sorted(names))
+        for name in names:
+            del w.pods[name]
+        w.now += timedelta(seconds=2)
+        shown.append((w.status.state, *condition(w, "Running")[:2]))
+    assert set(shown[1:]) == {(state, "False", reason)}
+    assert w.status.attempt > 2 or refused == EVERY_POD
+    assert w.reasons().count(reason) == 1
 
 
 def test_a_gang_keeps_its_pods_if_something_else_than_a_pod_is_refused() -> None:
