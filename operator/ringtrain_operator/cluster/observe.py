@@ -33,6 +33,9 @@ log = logging.getLogger(__name__)
 REREAD_AFTER_S = 600.0
 # Resources of nodes change rarely, and many jobs may need them.
 NODES_FRESH_S = 15.0
+_IMAGE_WAITS = ("ErrImagePull", "ImagePullBackOff")
+# Reason of the kubelet's event if a pod names an imagePullSecret that does not exist.
+_NO_PULL_SECRET = "FailedToRetrieveImagePullSecret"
 
 Json = dict[str, Any]
 
@@ -219,25 +222,32 @@ async def _node_is_ready(api: ApiClient, name: str, since: datetime | None = Non
 async def with_warnings(
     api: ApiClient, namespace: str, pods: tuple[PodView, ...], now: datetime
 ) -> tuple[PodView, ...]:
-    """Return `pods`. For each role, add the newest warning to the first pod whose kubelet has not reported in time.
+    """Return `pods` with warnings of Events: those that only an Event has.
 
-    The warning is the newest Event about that pod; nothing is added if that Event is not a warning.
-
-    One pod of a role is enough, because all have the same volumes. Once an attempt's launcher has ended, no grace
+    For each role, add the newest warning to the first pod whose kubelet has not reported in time, and a missing pull
+    secret to the first pod that waits for its image. One pod of a role is enough, because all have the same volumes and
+    images. Once an attempt's launcher has ended, no grace
     period applies: every pod of the attempt without a report counts as silent.
     """
     first: dict[str, PodView] = {}
     over = {pod.id.attempt for pod in pods if pod.id.role == contract.ROLE_LAUNCHER and pod.finished}
     silent = (pod for pod in pods if (due := pod.kubelet_report_due) and (due <= now or pod.id.attempt in over))
-    for pod in sorted(silent, key=lambda pod: pod.id.index):
+    pulling = (pod for pod in pods if pod.phase == "Pending" and pod.wait.reason in _IMAGE_WAITS)
+    for pod in sorted((*silent, *pulling), key=lambda pod: pod.id.index):
         first.setdefault(pod.id.role, pod)
-    events = await asyncio.gather(*(_newest_pod_event(api, namespace, pod) for pod in first.values()))
-    warned = {
-        pod.id.uid: replace(pod, wait=PodReason(str(event.get("reason")), str(event.get("message") or "")))
-        for pod, event in zip(first.values(), events, strict=True)
-        if event.get("type") == "Warning"
-    }
-    return tuple(warned.get(pod.id.uid, pod) for pod in pods)
+    events = await asyncio.gather(*(_events_about_pod(api, namespace, pod) for pod in first.values()))
+    waits = {pod.id.uid: _wait_in(pod, about) for pod, about in zip(first.values(), events, strict=True)}
+    return tuple(replace(pod, wait=waits[pod.id.uid]) if pod.id.uid in waits else pod for pod in pods)
+
+
+def _wait_in(pod: PodView, events: Sequence[Json]) -> PodReason:
+    """Return why the pod waits, with what only `events` about it say."""
+    newest = max(events, key=_event_time, default={})
+    if not pod.wait.reason:
+        is_warning = newest.get("type") == "Warning"
+        return PodReason(str(newest.get("reason")), str(newest.get("message") or "")) if is_warning else pod.wait
+    lacks = next((str(one.get("message")) for one in events if one.get("reason") == _NO_PULL_SECRET), "")
+    return replace(pod.wait, message="; ".join(filter(None, (pod.wait.message, lacks))))
 
 
 async def with_pull(
@@ -255,10 +265,6 @@ async def with_pull(
         known[last.id.uid] = pull_of(await _events_about_pod(api, namespace, last), last.main.name)
     complete = last.with_pull(*known[last.id.uid])
     return tuple(complete if pod is last else pod for pod in pods)
-
-
-async def _newest_pod_event(api: ApiClient, namespace: str, pod: PodView) -> Json:
-    return max(await _events_about_pod(api, namespace, pod), key=_event_time, default={})
 
 
 async def _events_about_pod(api: ApiClient, namespace: str, pod: PodView) -> list[Json]:

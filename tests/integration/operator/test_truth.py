@@ -16,11 +16,13 @@ from ringtrain_operator.observe.pods import owned_by
 
 async def test_an_image_that_cannot_be_pulled_is_said(open_cluster: OpenCluster, tmp_path: Path) -> None:
     """The condition has the kubelet's own words. The job waits for as long as activeDeadlineSeconds lets it."""
-    template = {"spec": {"containers": [{"name": "train", "image": "missing:1", "command": ["train"]}]}}
+    container = {"name": "train", "image": "missing:1", "command": ["train"]}
+    template = {"spec": {"containers": [container], "imagePullSecrets": [{"name": "registry"}]}}
     async with open_scenario(open_cluster, tmp_path) as s:
         await s.submit(worker={"replicas": 2, "template": template}, runPolicy={"activeDeadlineSeconds": 3600})
         shown = await s.until_condition("Running", "False", "ImagePullBackOff")
         assert 'Back-off pulling image "missing:1"' in shown["message"]
+        assert "Unable to retrieve some image pull secrets (registry)" in shown["message"]
         s.skip(3500)
         assert (await s.job())["status"]["restarts"] == 0
         s.skip(200)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringtrain_operator.cluster.api.client import ApiClient
 from ringtrain_operator.cluster.api.errors import ApiError, NotFound
-from ringtrain_operator.cluster.api.resources import EVENTS, PODS
+from ringtrain_operator.cluster.api.resources import EVENTS, PODS, SECRETS
 from support.kubelet.environment import Sandbox, prepare
 from support.kubelet.execs import Beside
 from support.kubelet.network import Relay, readiness_url, until_answers
@@ -142,6 +142,7 @@ class PodLife:
         """Run the container until its last exit and return that exit; None if it never ran."""
         image = self.pod["spec"]["containers"][0]["image"]
         if image.rpartition("/")[2].startswith(MISSING_IMAGE):
+            await self._look_for_pull_secrets()
             await self._post_waiting("ImagePullBackOff", f'Back-off pulling image "{image}": not found')
             await self._deleted.wait()
             return None
@@ -230,6 +231,15 @@ class PodLife:
                     async with asyncio.timeout(0.1):
                         await self._deleted.wait()
         return None
+
+    async def _look_for_pull_secrets(self) -> None:
+        """Post a kubelet's event if a pull secret does not exist."""
+        for name in (secret["name"] for secret in self.pod["spec"].get("imagePullSecrets") or ()):
+            try:
+                await self._api.get(SECRETS, self.pod["metadata"]["namespace"], name)
+            except NotFound:
+                words = f"Unable to retrieve some image pull secrets ({name}); attempting to pull the image may not"
+                await self._post_event("FailedToRetrieveImagePullSecret", f"{words} succeed.")
 
     async def _pull(self, image: str) -> None:
         if self._pull_s is None:
