@@ -9,7 +9,7 @@ from ringtrain_operator.errors import OperatorError
 
 from ..jobs.errors import JobEnded
 from ..jobs.runs import AsyncClient, AsyncRun
-from .session import ClusterOptions, cluster_options, complete_job, with_client
+from .session import ClusterOptions, cluster_options, complete_job, missing_job_named, with_client
 
 
 def _jobs_command(action: Callable[[tuple[str, ...], ClusterOptions], None]) -> click.Command:
@@ -49,7 +49,8 @@ def _change_each_job(
         for name in names:
             try:
                 run = await client.of(name)
-                await change(run)
+                with missing_job_named(run.namespace):
+                    await change(run)
             except (JobEnded, NotFound) as exc:
                 failures.append(str(exc))
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 # Default folder of the runs of `dtj local`, and the key in click's context for the folder of --runs.
 RUNS = Path("runs")
 _RUNS_KEY = "ringtrain.runs"
+# The API server's words.
+_NO_JOB = re.compile(r'distributedtrainingjobs\S* "([^"]+)" not found')
 T = TypeVar("T")
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -102,10 +105,10 @@ def with_session(options: ClusterOptions, work: Callable[[ClusterAccess], Awaita
 
     async def run() -> T:
         connection = ApiConnection.from_env(os.environ, options.kubeconfig, options.context)
+        namespace = options.namespace or connection.namespace
         async with ApiClient(connection, user_agent="dtj") as api:
-            return await work(
-                ClusterAccess(api, options.namespace or connection.namespace, functools.partial(click.echo, err=True))
-            )
+            with missing_job_named(namespace):
+                return await work(ClusterAccess(api, namespace, functools.partial(click.echo, err=True)))
 
     with errors_reported(), _local_runs_named():
         return asyncio.run(run())
@@ -121,6 +124,20 @@ def _local_runs_named() -> Iterator[None]:
     except NoCluster as exc:
         command = "ringtrain ui" if RUNS.is_dir() else "dtj list --local"
         raise OperatorError(f"{exc}; {command} shows the runs of dtj local") from exc
+
+
+@contextmanager
+def missing_job_named(namespace: str) -> Iterator[None]:
+    """Replace the API server's words about a job that does not exist by its name, namespace and the way out."""
+    from ringtrain_operator.cluster.api.errors import NotFound
+
+    try:
+        yield
+    except NotFound as exc:
+        if (found := _NO_JOB.fullmatch(exc.message)) is None:
+            raise
+        message = f"there is no job {found[1]} in namespace {namespace}; dtj list -A shows the jobs of all namespaces"
+        raise NotFound(message) from exc
 
 
 def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Awaitable[T]]) -> T:
@@ -144,7 +161,8 @@ def with_client(options: ClusterOptions | None, work: Callable[[AsyncClient], Aw
 
     async def run() -> T:
         async with AsyncClient(backend()) as client:
-            return await work(client)
+            with missing_job_named(await client.backend.place_of()):
+                return await work(client)
 
     with errors_reported(), _local_runs_named():
         return asyncio.run(run())

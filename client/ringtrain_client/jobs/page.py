@@ -17,7 +17,7 @@ from ringtrain_operator.observe.pods import main_container, page_token, status_t
 
 from .errors import JobEnded
 from .following import ENDED, state_of
-from .session import ClusterAccess
+from .session import ClusterAccess, Json
 
 _MOST_HEAD = 64 << 10  # the launcher's limit: browsers send the cookies of all programs on this host
 _HEAD_S = 10.0
@@ -74,9 +74,15 @@ class _ClientPageForward:
 
     async def launcher_endpoint(self) -> tuple[int, bytes]:
         """Return the status port of the current launcher and the token of its page. Raises NotFound if none runs."""
-        pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
+        pod: Json = {}
+        with suppress(NotFound):
+            pod = await self.session.api.get(PODS, self.session.namespace, f"{self.name}-launcher")
         if (pod.get("status") or {}).get("phase") != "Running":
-            raise NotFound(f"no launcher of {self.name} runs")
+            job = f"{self.session.namespace}/{self.name}"
+            wait = (
+                f"the page appears when it does, and `dtj why -n {job.replace('/', ' ')}` shows what the job waits for"
+            )
+            raise NotFound(f"the launcher of {job} does not run; {wait}")
         env = {entry["name"]: entry.get("value") for entry in main_container(pod).get("env") or ()}
         port = int(env.get(contract.ENV_STATUS_PORT) or contract.PORT_STATUS)
         return port, page_token(status_token(pod)).encode()
@@ -85,7 +91,8 @@ class _ClientPageForward:
 def _unavailable_response(name: str, why: ApiError) -> str:
     # Browsers reload the page: the launcher, or the next attempt's, may be starting.
     """Return an HTTP response with the error `why` of the launcher, which makes the browser reload the page."""
-    text = f"the launcher of {name} cannot be reached: {why}; this page tries again\n"
+    about = "" if isinstance(why, NotFound) else f"the launcher of {name} cannot be reached: "
+    text = f"{about}{why}; this page tries again\n"
     head = (
         "HTTP/1.0 503 Service Unavailable",
         "Content-Type: text/plain",
@@ -104,10 +111,12 @@ async def serving_page(session: ClusterAccess, name: str, port: int = 0) -> Asyn
     """
     job = await session.api.get(JOBS, session.namespace, name)
     forward = _ClientPageForward(session, name)
-    if (state := state_of(job)) in ENDED:
-        try:
-            await forward.launcher_endpoint()
-        except NotFound as exc:
+    try:
+        await forward.launcher_endpoint()
+    except NotFound as exc:
+        if (state := state_of(job)) not in ENDED:
+            session.tell(f"{exc} ({state})")
+        else:
             raise JobEnded(
                 f"{session.namespace}/{name} has ended ({state}), and so has the launcher that serves its page; "
                 "see dtj why and dtj logs, and docs/page.md for a page that is stored with the logs"

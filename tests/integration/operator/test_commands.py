@@ -11,11 +11,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from support.asking import ask
 from support.cluster import Cluster, OpenCluster, fake_cluster, namespace_of
 from support.jobs import job
 from support.scenario import open_scenario
 
 from ringtrain_client.jobs.following import next_attempt
+from ringtrain_client.jobs.page import serving_page
+from ringtrain_client.jobs.session import ClusterAccess
 from ringtrain_operator.build.log_reader import LABEL_READER
 from ringtrain_operator.cluster.api.resources import JOBS, PODS
 
@@ -68,8 +71,24 @@ async def test_a_job_is_submitted_listed_suspended_and_deleted(open_cluster: Ope
         code, output = await dtj(s.cluster, tmp_path, "delete", "digits", *inside)
         assert code == 0
         await s.until_pods(0)
-        code, output = await dtj(s.cluster, tmp_path, "why", "digits", *inside)
-        assert (code, '"digits" not found' in output) == (1, True), output
+        for command in ("why", "ui", "suspend"):
+            code, output = await dtj(s.cluster, tmp_path, command, "digits", *inside)
+            assert (code, f"there is no job digits in namespace {s.namespace}; dtj list -A" in output) == (1, True), (
+                output
+            )
+
+
+async def test_the_page_of_a_job_without_a_launcher_says_what_to_do(tmp_path: Path) -> None:
+    """The link is served, and becomes the page when the launcher runs; meanwhile there is a line, and not a 404."""
+    told: list[str] = []
+    async with namespace_of(fake_cluster()) as (c, ns):
+        await c.api.create(JOBS, ns, job())
+        await c.api.patch(JOBS, ns, "digits", {"status": {"state": "Queued"}}, subresource="status")
+        async with serving_page(ClusterAccess(c.api, ns, told.append), "digits") as link:
+            status, text = await asyncio.to_thread(ask, link)
+    assert told == [f"{text.partition('; this page tries')[0]} (Queued)"]
+    assert status == 503
+    assert text.startswith(f"the launcher of {ns}/digits does not run; the page appears when it does, and `dtj why -n")
 
 
 async def test_why_tells_the_chain_of_causes(open_cluster: OpenCluster, tmp_path: Path) -> None:
