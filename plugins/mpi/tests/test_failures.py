@@ -244,8 +244,9 @@ def test_no_mpi_on_a_worker(library: Any, local_gang: LocalGang, short_path: Pat
         pytest.param(0o755, 126, "Exec format error", id="no-program"),
     ],
 )
+@pytest.mark.parametrize("settings", [{}, {"RINGTRAIN_ELASTIC": "Restart"}], ids=["fixed", "elastic"])
 def test_a_program_that_cannot_be_executed(
-    local_gang: LocalGang, tmp_path: Path, mode: int | None, code: int, says: str
+    local_gang: LocalGang, tmp_path: Path, mode: int | None, code: int, says: str, settings: dict[str, str]
 ) -> None:
     """The reason is that of ring jobs: no other attempt would find the program."""
     OPEN_MPI.need()
@@ -253,8 +254,9 @@ def test_a_program_that_cannot_be_executed(
     if mode is not None:
         Path(program).write_bytes(b"\1\2\3")
         Path(program).chmod(mode)
-    found = failure(local_gang(2, 1, "OpenMPI"), "mpirun", program)
+    found = failure(local_gang(2, 1, "OpenMPI", **settings), "mpirun", program)
     assert (found["reason"], found["exitCode"]) == ("CannotStart", code)
+    assert "three times" not in found["message"]
     assert found["logTail"] == [f"{program}: {says}"]
 
 

@@ -271,6 +271,18 @@ def test_a_program_that_always_fails_ends_the_attempt(gang: MakeGang) -> None:
     assert failure["message"] == "rank 1 exited with 3, three times without a completed step in between"
 
 
+@pytest.mark.parametrize("on_loss", ["Replace", "Restart"])
+def test_a_program_that_does_not_exist_is_tried_once(gang: MakeGang, on_loss: str) -> None:
+    """The reason is that of other jobs: no other process would find the program."""
+    job = gang(2, 1, RINGTRAIN_ELASTIC=on_loss, RINGTRAIN_ELASTIC_MIN_RANKS="1", RINGTRAIN_ELASTIC_JOIN_DELAY="0.2")
+    launcher, _ = job.launcher(), [job.agent(index, "/no/program") for index in range(2)]
+    assert launcher.wait() == 127
+    failure = launcher.message()["failure"]
+    assert failure["reason"] == "CannotStart"
+    why = "exited with 127: ringtrain: cannot execute /no/program: No such file or directory"
+    assert failure["message"] in [f"rank {rank} {why}" for rank in range(2)]
+
+
 def test_too_few_ranks_for_too_long(gang: MakeGang) -> None:
     """The attempt fails as one that lost a worker, and says how long it has waited."""
     times = {"RINGTRAIN_ELASTIC_REPLACE_TIMEOUT": "0.5", "RINGTRAIN_START_TIMEOUT": "15", "RINGTRAIN_TIMEOUT": "4"}

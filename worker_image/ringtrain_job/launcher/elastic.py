@@ -348,6 +348,8 @@ class ElasticBackend:
                 return replace(known, message=f"{message}{because}")
             case Ruin.NO_SURVIVOR:
                 return replace(known, message=f"{known.message}; all other ranks had already finished")
+            case _ if known.reason is Reason.CANNOT_START:
+                return known
             case _:
                 return replace(known, message=f"{known.message}, three times without a completed step in between")
 

@@ -109,7 +109,8 @@ def count_failures(
     `survivors`: whether any member survived. If True, processes that were never in a world do not count. A failure adds
     1 to the slot's count if no step was completed since the slot's previous failure, or if the error has the same text
     and training has not passed the highest step at that time. Any other failure sets the count to 1. Steps that are
-    repeated after a restart from a checkpoint are completed steps.
+    repeated after a restart from a checkpoint are completed steps. A program that cannot be executed before the first
+    step counts as OWN_FAILURES failures.
     """
     failures = {mark.slot: mark for mark in known}
     for slot in slots:
@@ -121,6 +122,8 @@ def count_failures(
             same = mark is not None and (mark.text, mark.highest) == (text, steps.highest) and bool(text)
             again = mark is not None and (mark.at == steps.advances or (same and not _is_state_lost(text)))
             count = mark.count + 1 if mark and again else 1
+            if slot.state.reason is Reason.CANNOT_START and not steps.advances:
+                count = OWN_FAILURES
             failures[slot.slot] = OwnFailures(
                 slot.slot, slot.instance, slot.state.life, count, steps.advances, steps.highest, text
             )
