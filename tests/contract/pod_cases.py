@@ -521,7 +521,6 @@ WRONG = [
             ("fc", ".lun", {"targetWWNs": ["a"], "lun": 256}),
             ("flocker", ".datasetName", {"datasetName": "a/b"}),
             ("awsElasticBlockStore", ".partition", {"volumeID": "a", "partition": 256}),
-            ("gcePersistentDisk", ".partition", {"pdName": "a", "partition": -1}),
             ("gitRepo", ".directory", {"repository": "a", "directory": "../a"}),
             ("iscsi", ".iqn", {"iqn": "a"}),
             ("iscsi", ".lun", {"lun": 256}),
@@ -540,21 +539,29 @@ WRONG = [
             ("portworxVolume", ".volumeID", {"volumeID": ""}),
         )
     ),
+    _in_volume(
+        ".gcePersistentDisk.partition",
+        {"gcePersistentDisk": {"pdName": "a", "partition": -1}},
+        server="spec.volumes[0].persistentDisk.partition",
+    ),
     *(
-        _in_volume(f".projected.sources[{number}]{field}", {"projected": {"sources": sources}}, says=says)
+        _in_volume(
+            f".projected.sources[{number}]{field}",
+            {"projected": {"sources": sources}},
+            says=says,
+            server="spec.volumes[0].projected" if says == "as is" else "",
+        )
         for number, field, says, sources in (
             (1, ".configMap.items[0].path", "as is", [_files("secret", "a"), _files("configMap", "a")]),
             (0, ".secret.items[1].path", "as is", [_files("secret", "a", "a")]),
-            (1, ".serviceAccountToken.path", "as is", [_files("secret", "a"), {"serviceAccountToken": {"path": "a"}}]),
             (0, ".secret.items[0].path", "expected", [_files("secret", "/a")]),
             (0, ".configMap.items[0].path", "expected", [_files("configMap", "..data/a")]),
-            (0, ".clusterTrustBundle.path", "expected", [{"clusterTrustBundle": {"name": "a", "path": "../a"}}]),
-            (0, ".clusterTrustBundle", "expected", [{"clusterTrustBundle": {"path": "a"}}]),
         )
     ),
     _in_variable(
         ".valueFrom.fieldRef.apiVersion",
         {"valueFrom": {"fieldRef": {"apiVersion": "v2", "fieldPath": "metadata.name"}}},
+        server="spec.containers[0].env[0].valueFrom.fieldRef.fieldPath",
     ),
     _in_container(
         "resources.claims[1].name",

@@ -205,13 +205,10 @@ def windows_problems(pod: Mapping[str, Any]) -> Found:
 
 
 def projected_path_problems(volume: Mapping[str, Any]) -> Found:
-    """Yield problems of paths in a projected volume that an earlier source has, too."""
+    """Yield problems of files in a projected volume whose path an earlier file has."""
     sources = [(f".sources[{i}].{k}", v) for i, one in enumerate(volume.get("sources") or ()) for k, v in one.items()]
-    return given_twice(
-        (f"{path}{below}.path", file.get("path"))
-        for path, source in sources
-        for below, file in (("", source), *((f".items[{i}]", v) for i, v in enumerate(source.get("items") or ())))
-    )
+    items = ((f"{path}.items[{i}]", v) for path, source in sources for i, v in enumerate(source.get("items") or ()))
+    return given_twice((f"{path}.path", file.get("path")) for path, file in items)
 
 
 def claim_name_problems(resources: Mapping[str, Any]) -> Found:

@@ -248,7 +248,6 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "AWSElasticBlockStoreVolumeSource": _rules(partition=_LUN),
     "ScaleIOVolumeSource": _rules(needs("volumeName")),
     "StorageOSVolumeSource": _rules(needs("volumeName")),
-    "ClusterTrustBundleProjection": _rules(needs("path"), one_of("name", "signerName"), path=_TARGET),
     "ServiceAccountTokenProjection": _rules(needs("path"), path=_TARGET, expirationSeconds=number(600, 1 << 32)),
     "EphemeralVolumeSource": _rules(needs("volumeClaimTemplate")),
     "PersistentVolumeClaimTemplate": _rules(
