@@ -382,7 +382,7 @@ def test_what_the_launcher_refuses_is_said_before_anything_starts(tmp_path: Path
     run = ringtrain_run(tmp_path, *words)
     _, err = run.communicate(timeout=DEADLINE_S)
     assert run.returncode == 64
-    assert "ringtrain run: RINGTRAIN_ELASTIC_REPLACE_TIMEOUT='nan': expected seconds above 0" in err
+    assert "\nError: RINGTRAIN_ELASTIC_REPLACE_TIMEOUT='nan': expected seconds above 0" in err
     assert "has not been reached" not in err
 
 
@@ -464,3 +464,15 @@ def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> No
     assert run.returncode == 65
     assert "First failure: rank 1, NotFinite" in err
     assert "the loss reported by rank 1 is NaN since step 3 (--fail-on-nan)" in err
+
+
+def test_too_few_open_files_are_an_error_of_one_line(tmp_path: Path) -> None:
+    """It is printed as other errors, not as a line of a log, and no run is listed."""
+    words = ["sh", "-c", 'ulimit -n 64 && exec "$@"', "sh", str(Path(sys.executable).parent / "ringtrain")]
+    run = completed([*words, "run", "-np", "2", "--quiet", "true"], cwd=tmp_path, timeout=DEADLINE_S)
+    assert run.returncode == 64
+    (line,) = run.stderr.splitlines()
+    assert line.startswith(
+        "Error: a process may open 64 files on this machine (ulimit -n), but this run needs 273; raise"
+    )
+    assert list((tmp_path / "runs" / "local").iterdir()) == []

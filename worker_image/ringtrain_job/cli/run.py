@@ -166,7 +166,7 @@ def run(
     start = plan.start or partial(_run_local_job, plan)
     stopped = 0
     try:
-        code = exit_code_of(lambda: start(place, command, verbose))
+        code = exit_code_of(lambda: start(place, command, verbose), _print_error)
     except RunStopped as exc:
         code = stopped = exc.exit_code
     with suppress(OSError):
@@ -180,6 +180,10 @@ def run(
             print_summary(files)
     discard_unwritable_output()
     sys.exit(code)
+
+
+def _print_error(text: str) -> None:
+    print_line(f"Error: {text}")
 
 
 def _check_data_workers(plan: RunPlan, count: int) -> None:

@@ -22,6 +22,7 @@ from ringtrain.shared.processes import end_child, run_folder, signal_handler, st
 from ringtrain.shared.rank_settings import check_rank_settings
 from ringtrain_job.cli.ending import print_line
 from ringtrain_job.launcher.config import LauncherConfig
+from ringtrain_job.launcher.open_files import allowed_open_files, open_log_limit
 
 # Functions of a plugin that take the environment of a run's launcher and return lines to print.
 _STARTED: Final = "ringtrain.run.started"
@@ -67,7 +68,9 @@ def prepare_run(stack: ExitStack, settings: Mapping[str, str], write_secrets: Ca
         contract.ENV_LAUNCHER_ADDRESS: host_port(loopback_address(), control_port),
     }
     held.share()
-    LauncherConfig.from_env(environment)  # check it now: agents would wait for a launcher that refuses it
+    # Check it now: agents would wait for a launcher that refuses it.
+    config = LauncherConfig.from_env({**environment, contract.ENV_PORTS_HELD: "1"})
+    open_log_limit(config, allowed_open_files(config.open_files))
     check_rank_settings(environment)  # else each rank would end with a traceback
     return environment
 

@@ -3,7 +3,6 @@
 import errno
 import logging
 import os
-import resource
 import signal
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
-from ringtrain.errors import ConfigurationError, counted
+from ringtrain.errors import ConfigurationError
 from ringtrain.shared import contract
 from ringtrain.shared.data_members import DATA_SERVICE
 from ringtrain.shared.masking import shown_command
@@ -27,6 +26,7 @@ from ringtrain_job.launcher.data_members import DataMembers
 from ringtrain_job.launcher.gang import Gang
 from ringtrain_job.launcher.http import StatusServer
 from ringtrain_job.launcher.not_finite import verdict_on_loss
+from ringtrain_job.launcher.open_files import allow_open_files, open_log_limit
 from ringtrain_job.launcher.outcome import (
     read_verdict,
     repeat_outcome,
@@ -51,8 +51,6 @@ _TICK_S = 0.2
 # An iteration longer than _SHORT_S is followed by a pause of _REST times its duration.
 _REST = 4
 _SHORT_S = 0.02
-# Minimum number of rank logs that are open at the same time.
-_FEWEST_LOGS = 16
 # Errors that a retry does not fix, unlike an unavailable file server.
 _NO_PLACE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ENOSPC, errno.EDQUOT})
 
@@ -145,37 +143,6 @@ def _launcher_termination_message(
         [status.store.merged_lines.get(rank, 0) for rank in range(status.config.world_size)],
         unfinished,
     )
-
-
-def allow_open_files(count: int) -> int:
-    """Raise this process's limit on open files to `count` if possible; return the limit (`count` if unlimited)."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = count if hard == resource.RLIM_INFINITY else min(count, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    return count if soft == resource.RLIM_INFINITY else soft
-
-
-def open_log_limit(config: LauncherConfig, allowed: int) -> int:
-    """Return how many rank logs may be open at once. `allowed`: limit on open files.
-
-    Raises ConfigurationError if the workers' connections alone exceed the limit.
-    """
-    left = allowed - config.connections
-    if left < _FEWEST_LOGS:
-        needed = config.connections + _FEWEST_LOGS
-        if config.ports_held:
-            raise ConfigurationError(
-                f"a process may open {allowed} files on this machine (ulimit -n), but this run needs {needed}; raise "
-                f"the limit: ulimit -n {needed}, and if the shell refuses that, nofile in /etc/security/limits.conf"
-            )
-        raise ConfigurationError(
-            f"this launcher may open {allowed} files (ulimit -n), but needs {needed} for "
-            f"{counted(config.workers, 'worker')}; raise the hard limit of containers on its node (LimitNOFILE of the "
-            "container runtime), or request fewer workers with more slots each"
-        )
-    return min(left, config.world_size)
 
 
 class _LauncherProcess:

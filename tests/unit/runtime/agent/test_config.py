@@ -11,7 +11,7 @@ from support.small_job import environment
 from ringtrain.errors import ConfigurationError
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.launcher.config import LauncherConfig
-from ringtrain_job.launcher.main import allow_open_files, open_log_limit
+from ringtrain_job.launcher.open_files import allow_open_files, open_log_limit
 
 JOB = environment(3, 2, 2, BACKEND="ring")
 WORKER = {**JOB, "RINGTRAIN_WORKER_INDEX": "1", "RINGTRAIN_LAUNCHER_ADDRESS": "digits-launcher:7350"}
