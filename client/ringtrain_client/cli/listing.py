@@ -158,11 +158,13 @@ async def _watch_jobs(client: AsyncClient, columns: JobColumns) -> None:
 def _job_row(job: Json) -> tuple[str | Text, ...]:
     status = job.get("status") or {}
     state = shown_state(status.get("state"), status.get("reason"))
+    wrong = (status.get("progress") or {}).get("notFinite")
+    progress = ", ".join(filter(None, (status.get("progressSummary"), wrong)))
     return (
         Text(state, STATE_STYLES.get(state, "")),
         str(status.get("workers") or f"0/{(job['spec'].get('worker') or {}).get('replicas', 1)}"),
         str(status.get("restarts") or 0),
-        str(status.get("progressSummary") or ("-" if status else NOT_PROCESSED)),
+        progress or ("-" if status else NOT_PROCESSED),
         job_age(job["metadata"]["creationTimestamp"], datetime.now(UTC)),
     )
 

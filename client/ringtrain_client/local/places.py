@@ -123,9 +123,10 @@ def check_loopback() -> None:
         with socket.create_server((_LOOPBACK, 0)) as server:
             socket.create_connection(server.getsockname(), _LOOPBACK_S).close()
     except OSError as exc:
+        why = os.strerror(exc.errno) if exc.errno else exc  # create_server adds words to strerror
         raise LocalUnsupported(
-            f"processes of this machine cannot reach each other at {_LOOPBACK} ({exc.strerror or exc}); start the "
-            "loopback interface as root: ip link set lo up && ip address replace 127.0.0.1/8 dev lo"
+            f"processes of this machine cannot reach each other at {_LOOPBACK} ({why}); start the loopback interface "
+            "as root: ip link set lo up && ip address replace 127.0.0.1/8 dev lo"
         ) from exc
 
 

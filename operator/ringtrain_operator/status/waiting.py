@@ -12,7 +12,7 @@ from ..observe.pods import by_index
 from ..placement.own_queue import ROOM, PlacementContender
 from ..spec.job import Job
 from .model import ConditionChange, JobStatus, format_time, with_conditions
-from .progress import is_storable_integer
+from .progress import is_storable_integer, not_finite_text
 from .situation import Situation
 
 # Number of names in a message; the rest are counted.
@@ -144,7 +144,8 @@ def _gang_running_condition(s: Situation) -> ConditionChange:
     """Return the condition of a job whose ranks run. It names a side container that has failed."""
     unreadable = s.observed.launcher_error if s.observed.launcher_unreadable else ""
     unknown = f"; its progress is unknown: {unreadable}" if unreadable else ""
-    text = f"attempt {s.attempt} runs{_world_text(s)}{unknown}"
+    wrong = not_finite_text((s.report.progress or {}).get("notFinite")) if s.report is not None else ""
+    text = f"attempt {s.attempt} runs{_world_text(s)}{unknown}{wrong and '; '}{wrong}"
     failed = [pod for pod in s.pods if pod.end.side_failure]
     if not failed:
         return ConditionChange("Running", "True", "GangRunning", text)

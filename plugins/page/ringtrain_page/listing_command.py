@@ -14,6 +14,7 @@ from ringtrain.errors import counted
 from ringtrain_job.cli.runs import STATE_COLOURS, Run, find_run, find_runs, no_runs_text, runs_option
 from ringtrain_job.launcher.summary import KILLED
 from ringtrain_job.logs.fields import printable_text
+from ringtrain_job.logs.reading import find_attempts
 from ringtrain_page.comparison import MOST_COMPARED, comparison_document
 from ringtrain_page.document import page
 
@@ -41,6 +42,10 @@ def list_runs(runs: Path, output: str) -> None:
     found = find_runs(runs)
     if damaged := [run.name for run in found if run.summary.state == KILLED and run.files.outcome.exists()]:
         click.echo(f".outcome.json is damaged in {', '.join(damaged)}, so how the run ended is not known", err=True)
+    # Jobs of `dtj local`, which writes job.json before the first attempt.
+    jobs = sorted(path.parent for path in runs.glob("*/job.json"))
+    if unstarted := [job.name for job in jobs if not any(find_attempts(job))]:
+        click.echo(f"no attempt has started in {', '.join(unstarted)}; see dtj list --runs {runs}", err=True)
     if output in ("json", "yaml"):
         _print_data([run.document() for run in found], output)
     elif not found:

@@ -291,3 +291,12 @@ def test_without_runs(words: tuple[str, ...], code: int, says: str, tmp_path: Pa
     done = _ringtrain(tmp_path, *words)
     assert (done.returncode, done.stdout) == (code, "")
     assert says in done.stderr
+
+
+def test_a_job_without_an_attempt_is_named(tmp_path: Path) -> None:
+    """`dtj list --local` has it, and so a line tells where it is; it has no numbers for a row of the table."""
+    (tmp_path / "runs" / "refused-20260101-000000").mkdir(parents=True)
+    (tmp_path / "runs" / "refused-20260101-000000" / "job.json").write_text("{}")
+    done = _ringtrain(tmp_path, "list")
+    line = "no attempt has started in refused-20260101-000000; see dtj list --runs runs\n"
+    assert (done.returncode, done.stdout, line in done.stderr) == (0, "", True), done.stderr

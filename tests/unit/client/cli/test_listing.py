@@ -48,6 +48,16 @@ def test_rows_fit_a_terminal_and_lose_nothing(in_runs: None, options: list[str],
         assert name == LONG
 
 
+def test_a_loss_that_is_not_finite_is_beside_the_steps(capsys: pytest.CaptureFixture[str]) -> None:
+    """As long as failOnNaN is not set, nothing else in a list tells of it."""
+    made: dict[str, Any] = job()
+    made["metadata"] |= {"namespace": "default", "creationTimestamp": "2026-01-01T00:00:00Z"}
+    progress = {"step": 60, "notFinite": "loss NaN since step 10 (rank 1)"}
+    made["status"] = {"state": "Running", "progressSummary": "60/100 (60%)", "progress": progress}
+    print_jobs([made])
+    assert "60/100 (60%), loss NaN since step 10 (rank 1)" in capsys.readouterr().out
+
+
 def test_no_color_and_pipes_have_no_colours(in_runs: None) -> None:
     """NO_COLOR disables colours, and a pipe gets one line for each job."""
     plain = CliRunner().invoke(main, ["list", "--local"], env={**TERMINAL, "NO_COLOR": "1"}).output

@@ -155,6 +155,7 @@ def test_a_value_that_is_not_finite(w: World) -> None:
     w.settle()
     words = {"version": 1, "attempt": 1, "outcome": "Succeeded", "worldSize": 2, "ranksSucceeded": 2}
     said = "loss NaN since step 10 (rank 1), accuracy NaN since step 10 (rank 1)"
+    assert w.status.message == f"attempt 1 runs with 2 ranks; {said}"  # a column of kubectl get -o wide
     for _ in range(2):
         assert w.status.progress is not None
         assert w.status.progress.not_finite == said
