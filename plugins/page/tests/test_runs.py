@@ -227,6 +227,7 @@ async def _nothing_is_cut(tab: Tab, width: int) -> None:
 async def test_many_runs_are_compared(tmp_path: Path) -> None:
     """Up to twelve, each with a colour; a title of one word stays on its line beside a long list of values."""
     names = [f"run-{number}" for number in range(MOST_COMPARED)]
+    names[0] = "digits-of-a-convolution-with-a-long-name-and-many-options-3f2a"
     series = [{"name": name, "points": [[0, 1.0], [10 + n, 2.0]], "bad": []} for n, name in enumerate(names)]
     series[3]["bad"], series[5]["bad"] = [[4, 1.0]], [[17, 1.0], [18, 1.0]]
     found = {
@@ -235,9 +236,11 @@ async def test_many_runs_are_compared(tmp_path: Path) -> None:
     }  # fmt: skip
     (tmp_path / "page.html").write_text(page({"compare": found}))
     async with open_browser(tmp_path / "browser") as tab:
-        for width in (390, 1280):
+        for width in (390, 1300):
             await tab.open(tmp_path / "page.html", width=width)
             await _nothing_is_cut(tab, width)
+            name = f"document.querySelector('#compare [title=\"{names[0]}\"]')"
+            assert width == 390 or await tab.value(f"{name}.offsetHeight") < 30  # one line
             assert await tab.value("document.querySelector('figcaption strong').getClientRects().length") == 1
             assert await tab.value("document.querySelector('figcaption strong').offsetHeight") < 30
             strokes = "[...document.querySelectorAll('.curve')].map(line => getComputedStyle(line).stroke)"
