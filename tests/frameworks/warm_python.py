@@ -6,10 +6,12 @@
 `shared_python("torch")` starts it once for all tests of a process that need no variables at the import.
 
 This `python` is a small program. It hands its words, variables, directory and descriptors to the server,
-passes signals on to the script's process, and ends as that does. The script's process ends with it, also by SIGKILL.
+passes signals on to the script's process, and ends as that does. The script's process ends with it, also by SIGKILL,
+and runs in its network and under its host name (`support.namespaces`).
 """
 
 import atexit
+import ctypes
 import functools
 import json
 import os
@@ -17,6 +19,7 @@ import runpy
 import selectors
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -75,6 +78,17 @@ def shared_python(framework: str) -> str:
     return _shared.enter_context(warm_python(framework))
 
 
+def _enter_host_of(client: socket.socket) -> None:
+    """Enter the namespaces of network and host name of the process at the other end of `client`."""
+    pid, _, _ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    for kind in ("net", "uts"):
+        theirs, ours = (f"/proc/{whose}/ns/{kind}" for whose in (pid, "self"))
+        if os.readlink(theirs) != os.readlink(ours):
+            with open(theirs) as namespace:
+                if ctypes.CDLL(None, use_errno=True).setns(namespace.fileno(), 0):
+                    raise OSError(ctypes.get_errno(), "setns", theirs)
+
+
 def _serve(path: str) -> tuple[list[int], list[str], str, dict[str, str], list[int]]:
     """Fork a process for each client. Returns in each of these: the descriptors, words, directory and variables of the
     client, and its numbers of the descriptors."""
@@ -93,6 +107,7 @@ def _serve(path: str) -> tuple[list[int], list[str], str, dict[str, str], list[i
                     _, passed, _, _ = socket.recv_fds(client, 1, 64)
                     words, directory, variables, numbers = json.loads(client.makefile().readline())
                     if not (pid := os.fork()):
+                        _enter_host_of(client)
                         return passed, words, directory, variables, numbers
                     for one in passed:
                         os.close(one)

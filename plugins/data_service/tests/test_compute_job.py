@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -138,19 +139,26 @@ def test_both_commands_of_the_page(mode: str, tmp_path: Path, python: str) -> No
 
 
 def trains(tmp_path: Path, python: str, service: list[str | Path], training: list[str | Path]) -> None:
-    compute = started(tmp_path, python, *service, "compute.json")
-    train = started(tmp_path, python, *training, "compute.json")
-    try:
-        trained, _ = train.communicate(timeout=DEADLINE_S)
-        assert train.returncode == 0, trained  # otherwise nobody ends the compute job
-        assert "could not send `shutdown`" not in trained, trained
-        served, _ = compute.communicate(timeout=DEADLINE_S)
-    finally:
-        for job in (train, compute):
-            job.terminate()
-            job.wait(DEADLINE_S)
-    assert compute.returncode == 0, trained + served
+    jobs = [started(tmp_path, python, *words, "compute.json") for words in (service, training)]
+    with ThreadPoolExecutor(len(jobs)) as readers:  # a job whose output nobody reads stops in the middle of it
+        outputs = [readers.submit(output_of, job) for job in jobs]
+        try:
+            wait(outputs, DEADLINE_S, FIRST_EXCEPTION)  # a job waits for the other one, also for one that has failed
+        finally:
+            for job in jobs:
+                job.terminate()
+                job.wait(DEADLINE_S)
+    failed = [str(error) for output in outputs if (error := output.exception())]
+    assert not failed, "\n".join(failed)
+    trained = outputs[1].result()
+    assert "could not send `shutdown`" not in trained, trained
     assert sorted(re.findall(r"rank \d of 2 trained 8 steps", trained)) == [
         f"rank {rank} of 2 trained 8 steps" for rank in (0, 1)
     ]
     assert not (tmp_path / "compute.json").exists()
+
+
+def output_of(job: "subprocess.Popen[str]") -> str:
+    said, _ = job.communicate()
+    assert job.returncode == 0, f"{job.args} ended with {job.returncode}:\n{said}"
+    return said
