@@ -3,14 +3,19 @@
 `support.ranks` starts that process with its own `sys.path` in PYTHONPATH, as multiprocessing does not hand it on.
 """
 
+import encodings.idna  # noqa: F401
 import gc
 import os
 
-import grpc  # noqa: F401
+import grpc._channel
+import grpc._interceptor
+import grpc._server
+import grpc.experimental  # noqa: F401
 import ml_dtypes  # noqa: F401
-import numpy as np  # noqa: F401
+import numpy.ma  # noqa: F401
 import pytest  # noqa: F401
 
+import ringtrain._core.transport.rpc
 import ringtrain.elastic
 import ringtrain.optim
 import ringtrain.public  # noqa: F401
