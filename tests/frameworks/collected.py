@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from frameworks.declared import DEVICE, World, declared
-from frameworks.harness import end_servers, failure_of_scenario, failures_in_world
+from frameworks.harness import end_scenarios, failure_of_scenario, failures_in_world
+from frameworks.warm_python import end_leases
 from support.needs import need
 
 
@@ -85,6 +86,8 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
 
 
 def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
-    """End the processes that have imported frameworks, but for the one that the next test needs."""
-    if isinstance(item, WorldTest):
-        end_servers(but=nextitem.world.server(nextitem.path) if isinstance(nextitem, WorldTest) else None)
+    """End the processes that run a file's tests after it, and those that have imported frameworks after its folder."""
+    if nextitem is None or nextitem.path != item.path:
+        end_scenarios()
+        if nextitem is None or nextitem.path.parent != item.path.parent:
+            end_leases()

@@ -26,7 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from frameworks.harness import TORCH_DEVICES, Server, Variables, device_env, scenario_server, world_server
+from frameworks.harness import TORCH_DEVICES, Variables, device_env
 
 DEVICE = "RINGTRAIN_TEST_DEVICE"
 
@@ -40,12 +40,6 @@ class World:
     env: Variables
     label: str
     judge: str
-
-    def server(self, path: Path) -> Server:
-        """The process in which tests of the file `path` run here, or that forks their ranks."""
-        if self.ranks:
-            return world_server(self.framework, self.env)
-        return scenario_server(self.framework, path, self.env)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,14 @@
-"""A process that has imported a framework once and runs tests that start ranks, which are forked from it.
+"""A script that runs tests of one file, whose ranks are forked from it. A warm Python runs it, which has imported their
+framework.
 
-    python -m frameworks.scenarios torch plugins/torch/tests/test_elastic.py
+    python -m frameworks.scenarios plugins/torch/tests/test_elastic.py
 
-imports `torch`, reads names of functions of that file from its input, one a line, and answers each with one line
-of JSON: name to traceback of what failed, which is empty if nothing did.
+reads names of functions of that file from its input, one a line, and answers each with one line of JSON: name to
+traceback of what failed, which is empty if nothing did.
 """
 
 import json
 import multiprocessing
-import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,8 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from frameworks.warm import import_once
-from frameworks.worlds import import_tests
+from frameworks.worlds import answers, import_tests
 from support.elastic_agent import Slots, started_slots
 
 
@@ -42,10 +41,8 @@ def newcomer_that_calls(calls_first: Any, collective: str) -> Iterator[Slots]:
         yield slots
 
 
-def main(framework: str, path: Path) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what ranks print is not an answer
-    import_once(framework)
+def main(path: Path) -> None:
+    output = answers()
     scenarios = import_tests(path)
     for line in sys.stdin:
         failed = {}
@@ -53,8 +50,8 @@ def main(framework: str, path: Path) -> None:
             getattr(scenarios, line.strip())()
         except BaseException:
             failed[line.strip()] = traceback.format_exc()
-        print(json.dumps(failed), file=answers, flush=True)
+        print(json.dumps(failed), file=output, flush=True)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(Path(sys.argv[1]))

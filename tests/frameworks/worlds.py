@@ -1,10 +1,10 @@
-"""A process that has imported a framework once and forks worlds of ranks, which then cost no import.
+"""A script that forks a world of ranks from itself. A warm Python runs it, which has imported their framework.
 
-    python -m frameworks.worlds torch
+    python -m frameworks.worlds
 
-imports `torch`, and reads worlds from its input, one a line: a JSON object with the tests of each file, the number of
-ranks and variables for them. It answers each with one line of JSON: what failed in that world. Nothing of the framework
-runs before the fork, so that there are no threads to lose.
+reads the world from its input: a JSON object with the tests of each file, the number of ranks and variables for them.
+It answers with one line of JSON: what failed in that world. Nothing of the framework runs before the fork, so that
+there are no threads to lose.
 """
 
 import functools
@@ -18,10 +18,9 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, TextIO
 
 from frameworks.declared import declared
-from frameworks.warm import import_once
 from support.deadlines import patient
 from support.ranks import run_ranks
 
@@ -83,13 +82,13 @@ def failures(files: Files, ranks: int, env: Mapping[str, str], judge: str) -> di
     }
 
 
-def main(framework: str) -> None:
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what ranks print is not an answer
-    import_once(framework)
-    for line in sys.stdin:
-        print(json.dumps(failures(**json.loads(line))), file=answers, flush=True)
+def answers() -> TextIO:
+    """Return the output of this process; what ranks print from now on is not an answer."""
+    output = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    return output
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    output = answers()
+    print(json.dumps(failures(**json.load(sys.stdin))), file=output, flush=True)

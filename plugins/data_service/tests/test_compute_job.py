@@ -6,14 +6,13 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV, SHORT_JVM
-from frameworks.warm_python import warm_python
+from frameworks.warm_python import shared_python
 from support.commands import completed
 from support.deadlines import patient
 from support.namespaces import network, why_not
@@ -33,10 +32,9 @@ MODES = {
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[str]:
+def python() -> str:
     """A `python` that has imported TensorFlow, which takes longer than all that its processes do here."""
-    with warm_python("tensorflow") as made:
-        yield made
+    return shared_python("tensorflow")
 
 
 def started(directory: Path, python: str, *words: str | Path) -> "subprocess.Popen[str]":

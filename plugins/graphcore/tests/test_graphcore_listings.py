@@ -6,12 +6,11 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
-from frameworks.warm_python import warm_python
+from frameworks.warm_python import shared_python
 from graphcore_scripts import port
 from support.deadlines import patient
 from support.ports import free_addresses
@@ -24,10 +23,9 @@ LAUNCHERS = {"mpirun": MPIRUN, "horovodrun": [str(Path(sys.executable).with_name
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[str]:
+def python() -> str:
     """A `python` that has imported TensorFlow with Keras 2."""
-    with warm_python("tf_keras", TF_USE_LEGACY_KERAS="1") as made:
-        yield made
+    return shared_python("tf_keras", TF_USE_LEGACY_KERAS="1")
 
 
 def command(listing: str, folder: Path, python: str = sys.executable) -> list[str]:

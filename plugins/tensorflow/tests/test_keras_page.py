@@ -3,12 +3,11 @@
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from frameworks.harness import ENV
-from frameworks.warm_python import warm_python
+from frameworks.warm_python import shared_python
 from support.commands import completed
 from support.deadlines import patient
 
@@ -19,10 +18,9 @@ DEADLINE_S = patient(300.0)
 
 
 @pytest.fixture(scope="module")
-def python() -> Iterator[str]:
+def python() -> str:
     """A `python` that has imported Keras."""
-    with warm_python("keras") as made:
-        yield made
+    return shared_python("keras")
 
 
 def run(folder: Path, python: str) -> list[tuple[str, str, str]]:

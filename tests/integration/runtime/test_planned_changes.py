@@ -5,10 +5,9 @@ More seeds: make planned-changes SEEDS=300
 
 import re
 import sys
-from contextlib import nullcontext
 
 import pytest
-from frameworks.warm_python import warm_python
+from frameworks.warm_python import shared_python
 from support.planned_changes import history_of, judge, shrinks_with_local_parameters
 
 _SEEDS = (0, 1, 2, 3, 5)  # each kind of training once
@@ -17,9 +16,8 @@ _SEEDS = (0, 1, 2, 3, 5)  # each kind of training once
 @pytest.mark.parametrize("seed", _SEEDS)
 def test_a_planned_change_loses_nothing(seed: int) -> None:
     """No step is made twice, each sample counts once, and the weights are those of an undisturbed training."""
-    in_torch = history_of(seed).kind.startswith("torch")
-    with warm_python("torch") if in_torch else nullcontext(sys.executable) as python:
-        assert not (wrong := judge(seed, python=python)), wrong
+    python = shared_python("torch") if history_of(seed).kind.startswith("torch") else sys.executable
+    assert not (wrong := judge(seed, python=python)), wrong
 
 
 @pytest.mark.parametrize("on_loss", ["Shrink", "Replace"])

@@ -7,7 +7,7 @@ import importlib.util
 import os
 
 import pytest
-from frameworks.warm_python import warm_python
+from frameworks.warm_python import shared_python
 from support.planned_changes import judge
 
 from diloco.training import FOLDERS
@@ -20,5 +20,5 @@ _SEED = 0
 def test_a_planned_change_loses_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nor does it lose what ranks have done alone since the last synchronization."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(FOLDERS))
-    with warm_python("torch" if kind == "InTorchDiLoCo" else "ringtrain.elastic") as python:
-        assert not (wrong := judge(_SEED, f"diloco.planned:{kind}", python)), wrong
+    python = shared_python("torch" if kind == "InTorchDiLoCo" else "ringtrain.elastic")
+    assert not (wrong := judge(_SEED, f"diloco.planned:{kind}", python)), wrong
