@@ -59,13 +59,15 @@ def _steps(opt: HostOptimizer, steps: int, seed: Any, in_place: bool = False) ->
         opt.step()
 
 
-def _trained(
-    runs: Sequence[tuple[Rule, Any]], options: dict[str, Any], fuses: bool = True
-) -> list[tuple[int, dict[str, bytes]]]:
+Options = dict[str, Any]
+Runs = Sequence[tuple[Rule, np.dtype[Any], Options]]
+
+
+def _trained(runs: Runs, fuses: bool = True) -> list[tuple[int, dict[str, bytes]]]:
     """Of every run: how many updates were made in one go, and the bits of weights and state."""
     rt.init()
     trained = []
-    for rule, dtype in runs:
+    for rule, dtype, options in runs:
         start = np.random.default_rng(rt.rank())  # only rank 0's counts
         params = {name: start.standard_normal(shape).astype(dtype) for name, shape in SHAPES.items()}
         group = CountingGroup(fuses)
@@ -80,17 +82,17 @@ def _trained(
     return trained
 
 
-Runs = Sequence[tuple[Rule, np.dtype[Any]]]
-EACH_ONCE: Runs = list(zip(RULES.values(), itertools.cycle(DTYPES)))
-ALL: Runs = list(itertools.product(RULES.values(), DTYPES))
+EACH_ONCE: Runs = list(zip(RULES.values(), itertools.cycle(DTYPES), itertools.repeat({})))
+ALL: Runs = list(itertools.product(RULES.values(), DTYPES, [{}]))
+ELASTIC: Runs = [(rule, dtype, {"elastic": True}) for rule, dtype, _ in EACH_ONCE]
 
 
 @pytest.mark.parametrize(("size", "runs"), [(1, EACH_ONCE), (2, EACH_ONCE), (3, ALL), (4, EACH_ONCE)], ids=range(1, 5))
 def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, runs: Runs) -> None:
     """For every rule that has one and every type: weights and state of all ranks, in memory and over gRPC."""
-    apart = run_ranks(_trained, size, runs, {}, False, env={"RINGTRAIN_TRANSPORT": "grpc"})
+    apart = run_ranks(_trained, size, runs, False, env={"RINGTRAIN_TRANSPORT": "grpc"})
     for transport in ("auto", "grpc"):
-        fused = run_ranks(_trained, size, runs, {}, env={"RINGTRAIN_TRANSPORT": transport})
+        fused = run_ranks(_trained, size, runs, env={"RINGTRAIN_TRANSPORT": transport})
         for index, run in enumerate(runs):
             updates, bits = fused[0][index]
             assert (updates > 0) == (size > 1), (transport, run)
@@ -99,23 +101,24 @@ def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, runs: R
 
 
 @pytest.mark.parametrize(
-    ("pods", "each", "of_all"), [(2, 2, ALL), (3, 2, EACH_ONCE), (2, 3, EACH_ONCE)], ids=["2-2", "3-2", "2-3"]
+    ("pods", "each", "runs"),
+    [(2, 2, [*ALL, *ELASTIC]), (3, 2, [*EACH_ONCE, *ELASTIC]), (2, 3, [*EACH_ONCE, *ELASTIC])],
+    ids=["2-2", "3-2", "2-3"],
 )
-def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int, of_all: Runs) -> None:
+def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int, runs: Runs) -> None:
     """For every rule with every type, and each of them where a replica follows; also where a chunk has several
     segments: weights and state of all ranks."""
     size = pods * each
-    for options, runs in (({}, of_all), ({"elastic": True}, EACH_ONCE)):
-        apart = run_ranks(_trained, size, runs, options, False, env_of=Pods(pods, each=each))
-        fused = run_ranks(_trained, size, runs, options, env_of=Pods(pods, each=each))
-        for index, run in enumerate(runs):
-            updates, bits = fused[0][index]
-            assert updates > 0, run
-            assert apart[0][index] == (0, bits), run
-            assert all(fused[rank][index] == (updates, bits) for rank in range(size)), run
+    apart = run_ranks(_trained, size, runs, False, env_of=Pods(pods, each=each))
+    fused = run_ranks(_trained, size, runs, env_of=Pods(pods, each=each))
+    for index, run in enumerate(runs):
+        updates, bits = fused[0][index]
+        assert updates > 0, run
+        assert apart[0][index] == (0, bits), run
+        assert all(fused[rank][index] == (updates, bits) for rank in range(size)), run
 
 
-SEPARATE: list[tuple[Rule, dict[str, Any]]] = [
+SEPARATE: list[tuple[Rule, Options]] = [
     (AdamW(0.01), {"clip_norm": 0.5}),
     (LAMB(0.01), {}),
     (AdamW(0.01), {"compression": "bf16"}),
@@ -124,13 +127,13 @@ SEPARATE: list[tuple[Rule, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("rule", "options"), SEPARATE, ids=["clip", "lamb", "bf16", "fp16-clip-elastic", "int8"])
-def test_norms_and_compression_have_the_same_bits_between_pods(rule: Rule, options: dict[str, Any]) -> None:
+def test_norms_and_compression_have_the_same_bits_between_pods() -> None:
     """Ranks of a pod that reduce and gather in shared memory get the same bits as over gRPC, for every type."""
-    runs = [(rule, dtype) for dtype in DTYPES]
-    flat = run_ranks(_trained, 4, runs, options, env={"RINGTRAIN_TRANSPORT": "grpc"})
-    pods = run_ranks(_trained, 4, runs, options, env_of=Pods(2))
-    assert all(bits == flat[0] for bits in (*flat, *pods))
+    runs = [(rule, dtype, options) for rule, options in SEPARATE for dtype in DTYPES]
+    flat = run_ranks(_trained, 4, runs, env={"RINGTRAIN_TRANSPORT": "grpc"})
+    pods = run_ranks(_trained, 4, runs, env_of=Pods(2))
+    for index, run in enumerate(runs):
+        assert all(trained[index] == flat[0][index] for trained in (*flat, *pods)), run
 
 
 def _trained_long(fuses: bool) -> tuple[int, list[bytes]]:
@@ -152,32 +155,38 @@ def test_segments_follow_each_other_through_the_pods(pods: int) -> None:
     assert [bits for _, bits in fused] == [bits for _, bits in apart]
 
 
-def _trained_in_place(in_place: bool, options: dict[str, Any]) -> list[bytes]:
+def _trained_in_place(all_options: Sequence[Options]) -> list[list[list[bytes]]]:
+    """With each of these options, weights after gradients that were copied, and that were made in place."""
     rt.init()
-    params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
-    opt = HostOptimizer(params, AdamW(0.1), bucket_bytes=1 << 16, local=["own"], update_during_backward=True, **options)
-    _steps(opt, 3, [5], in_place)
+    trained = []
+    for options, in_place in itertools.product(all_options, (False, True)):
+        params = {name: np.zeros(shape, np.float32) for name, shape in SHAPES.items()}
+        opt = HostOptimizer(
+            params, AdamW(0.1), bucket_bytes=1 << 16, local=["own"], update_during_backward=True, **options
+        )
+        _steps(opt, 3, [5], in_place)
+        trained.append([weights.tobytes() for name, weights in opt.weights.items() if name != "own"])
+        opt.close()
     rt.shutdown()
-    return [weights.tobytes() for name, weights in opt.weights.items() if name != "own"]
+    return [trained[first : first + 2] for first in range(0, len(trained), 2)]
 
 
-@pytest.mark.parametrize("options", [{}, {"clip_norm": 0.5}, {"compression": "int8"}, {"elastic": True}], ids=str)
-def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copied(options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("transport", ["auto", "grpc"])
+def test_gradients_that_are_made_where_they_are_reduced_are_those_that_are_copied(transport: str) -> None:
     """In one pod and over gRPC, fused or not: the same weights on all ranks."""
-    for transport in ("auto", "grpc"):
-        env = {"RINGTRAIN_TRANSPORT": transport}
-        copied, in_place = (run_ranks(_trained_in_place, 2, how, options, env=env) for how in (False, True))
-        assert copied[0] == copied[1] == in_place[0] == in_place[1]
+    all_options: list[Options] = [{}, {"clip_norm": 0.5}, {"compression": "int8"}, {"elastic": True}]
+    ranks = run_ranks(_trained_in_place, 2, all_options, env={"RINGTRAIN_TRANSPORT": transport})
+    for options, (copied, in_place), (also_copied, also_in_place) in zip(all_options, *ranks, strict=True):
+        assert copied == also_copied == in_place == also_in_place, options
 
 
 def test_what_needs_more_than_one_pass_takes_it() -> None:
     """A norm over all gradients, a layer's norm, and state that every rank has whole."""
     several = [(SGD(0.1), {"clip_norm": 1.0}), (SGD(0.1), {"sharded": False}), (LAMB(), {})]
-    for rule, options in several:
-        for transport in ("auto", "grpc"):
-            env = {"RINGTRAIN_TRANSPORT": transport}
-            ((updates, _),) = run_ranks(_trained, 2, [(rule, DTYPES[0])], options, env=env)[0]
-            assert updates == 0
+    runs = [(rule, DTYPES[0], options) for rule, options in several]
+    for transport in ("auto", "grpc"):
+        trained = run_ranks(_trained, 2, runs, env={"RINGTRAIN_TRANSPORT": transport})[0]
+        assert [updates for updates, _ in trained] == [0] * len(runs)
 
 
 def _accumulated_and_loaded(fuses: bool = True) -> tuple[int, list[bytes]]:
