@@ -231,10 +231,12 @@ def mpi_worker(template: dict[str, Any], replicas: int, notes: list[str]) -> dic
 def drop_worker_command(main: dict[str, Any], notes: list[str]) -> None:
     """Remove the command of a worker's container, which starts sshd, and probes of sshd, in place. Add a note about
     other commands of its script."""
-    words = [*(main.get("command") or ()), *(main.get("args") or ())]
-    for field in ("command", "args", "readinessProbe", "livenessProbe", "startupProbe"):
-        if field in main:
-            notes.append(f"the worker's {field} {main.pop(field)} is left out: the worker runs the agent, and no sshd")
+    words = [*(main.pop("command", None) or ()), *(main.pop("args", None) or ())]
+    if words:
+        notes.append(f"the worker's command {words} is left out: the worker runs the agent, and no sshd")
+    for probe in ("readinessProbe", "livenessProbe", "startupProbe"):
+        if main.pop(probe, None):
+            notes.append(f"the worker's {probe} is left out: it asks sshd")
     script = words[2] if len(words) > 2 and words[1].endswith("c") else ""
     commands = (one.strip() for one in re.split(r"[;\n]|&&|\|\|", script.replace("\\\n", " ")))
     if other := next((one for one in commands if one and not _OF_SSHD.match(one)), ""):

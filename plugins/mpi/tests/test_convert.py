@@ -102,7 +102,7 @@ def test_its_pods_run_agent_and_launcher() -> None:
 def test_what_is_not_the_same_is_said() -> None:
     notes = "\n".join(convert_mpijob(MPIJOB).notes)
     assert "spec.sshAuthMountPath is left out: there are no ssh keys to mount" in notes
-    assert "the worker's command ['/usr/sbin/sshd'] is left out" in notes
+    assert "the worker's command ['/usr/sbin/sshd', '-De'] is left out" in notes
     assert "spec.mpiReplicaSpecs.Worker.restartPolicy is left out" in notes
     assert "the image is not changed" in notes
 
