@@ -24,7 +24,7 @@ from ringtrain_convert.mpijob import (
     take_devices,
     whole_field,
 )
-from ringtrain_convert.roles import ConvertedPod, Role, command_text, worker_of_roles
+from ringtrain_convert.roles import ConvertedPod, Role, command_text, side_texts, worker_of_roles
 from ringtrain_convert.source_hosts import (
     host_of_any_pod,
     host_of_first_pod,
@@ -237,6 +237,8 @@ def _ring_pod(kind: str, name: str, role: Role, roles: list[Role], notes: list[s
     devices = take_devices(main)
     path = f"{role.path}.spec.containers[0]"
     given = take_hosts(main, host_of_first_pod(kind, name, roles[0]), notes)
+    if host := host_of_any_pod(name, side_texts(template)):
+        notes.append(f"{role.path}: another container names {host}; if it waits for this host, leave it out")
     command = take_command(main, path, notes)
     ranks, program = counted_torchrun(command, "1", devices, notes)
     text = str([program or command, main.get("env")])

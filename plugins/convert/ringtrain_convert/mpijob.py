@@ -3,6 +3,7 @@
 docs/migrate-from-mpijob.md contains the same table.
 """
 
+import itertools
 import re
 from collections.abc import Mapping
 from pathlib import PurePosixPath
@@ -291,13 +292,13 @@ def _resolve_names_of_workers(obj: Mapping[str, Any], made: dict[str, Any], note
     pattern = re.compile(
         rf"(?:(?<=//)|(?<![\w./-]))({re.escape(job)}-worker-\d+)(?!\.{re.escape(job)}(?![\w.-]))(?:\.[\w-]+)*"
     )
-    for section in ("launcher", "worker"):
-        main = made[section]["template"]["spec"]["containers"][0]
-        for field in ("command", "args", "env"):
-            for found in pattern.finditer(str(main.get(field))):
-                notes.append(f"{found[0]} in the {field} becomes {found[1]}.{job}, which resolves here")
-            if main.get(field):
-                main[field] = with_texts(main[field], lambda text: pattern.sub(rf"\1.{job}", text))
+    pods = [made[section]["template"]["spec"] for section in ("launcher", "worker")]
+    containers = [one for pod in pods for one in (*pod["containers"], *(pod.get("initContainers") or ()))]
+    for one, field in itertools.product(containers, ("command", "args", "env")):
+        for found in pattern.finditer(str(one.get(field))):
+            notes.append(f"{found[0]} in the {field} becomes {found[1]}.{job}, which resolves here")
+        if one.get(field):
+            one[field] = with_texts(one[field], lambda text: pattern.sub(rf"\1.{job}", text))
 
 
 def _converted_mpijob_template(

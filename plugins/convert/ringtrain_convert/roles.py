@@ -33,6 +33,13 @@ def command_text(container: Mapping[str, Any]) -> str:
     return " ".join(map(str, (*(container.get("command") or ()), *(container.get("args") or ()))))
 
 
+def side_texts(template: Json) -> str:
+    """Return commands, arguments and variables of all containers but the training container, which is the first."""
+    pod = template["spec"]
+    others = [*pod["containers"][1:], *(pod.get("initContainers") or ())]
+    return str([[one.get(field) for field in ("command", "args", "env")] for one in others])
+
+
 class ConvertedPod(NamedTuple):
     """A converted pod template, without the devices of its training container, and the number of ranks of a pod."""
 

@@ -19,7 +19,7 @@ from ringtrain_convert.metadata import (
     unknown_fields,
 )
 from ringtrain_convert.mpijob import BACKOFF_LIMIT, POLICY, REPLICA, converted_run_policy, take_devices, whole_field
-from ringtrain_convert.roles import ConvertedPod, Role, worker_of_roles
+from ringtrain_convert.roles import ConvertedPod, Role, side_texts, worker_of_roles
 from ringtrain_convert.source_labels import TRAINING, add_source_labels
 from ringtrain_convert.torchrun import (
     TORCHRUN,
@@ -204,7 +204,7 @@ def _trainingjob_pod(obj: Mapping[str, Any], role: Role, label: str, notes: list
         message = f"has {found}, which Kubernetes expands before ranks are known: read it in the program"
         raise Invalid([Problem(path, message)])
     _resolve_local_address(obj, main, notes)
-    notes += _names_of_services(obj, main)
+    notes += _names_of_services(obj, template)
     return ConvertedPod(template, devices, slots)
 
 
@@ -228,16 +228,19 @@ def _trainingjob_template(
     return template
 
 
-def _names_of_services(obj: Mapping[str, Any], main: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a note for each name of a Service, such as JOB-master-0, in the command or variables.
+def _names_of_services(obj: Mapping[str, Any], template: dict[str, Any]) -> Iterator[str]:
+    """Yield a note for each name of a Service, such as JOB-master-0, in commands or variables.
 
     No pod of the converted job has such a name.
     """
-    name = (obj.get("metadata") or {}).get("name")
-    text = json.dumps([main["command"], main.get("env")], default=str)
-    for role in ("master", "worker", "chief", "ps"):
-        if name and (service := f"{name}-{role}-") in text:
+    name, main = (obj.get("metadata") or {}).get("name"), template["spec"]["containers"][0]
+    text, others = json.dumps([main["command"], main.get("env")], default=str), side_texts(template)
+    for role in ("master", "worker", "chief", "ps") if name else ():
+        service = f"{name}-{role}-"
+        if service in text:
             yield f"{service}… in the command or env is a name that no pod has here: use MASTER_ADDR"
+        if service in others:
+            yield f"{service}… in another container is a name that no pod has here: use {name}-worker-0.{name}"
 
 
 def _resolve_local_address(obj: Mapping[str, Any], main: dict[str, Any], notes: list[str]) -> None:
