@@ -14,9 +14,9 @@ ROOT = Path(__file__).parents[2]
 _CORE_ALONE = """
 import importlib.metadata as metadata, sys, tomllib
 groups = tomllib.loads(open(sys.argv.pop(1)).read())["project"]["entry-points"]
-metadata.entry_points = lambda group: [
-    metadata.EntryPoint(name, value, group) for name, value in groups.get(group, {}).items()
-]
+metadata.entry_points = lambda **chosen: metadata.EntryPoints(
+    metadata.EntryPoint(name, value, group) for group, points in groups.items() for name, value in points.items()
+).select(**chosen)
 """
 
 

@@ -1,11 +1,13 @@
 """Options of `ringtrain run` for other hosts, and its usage errors."""
 
 import threading
+import tomllib
 from pathlib import Path
 
 import click
 import pytest
 from click.testing import CliRunner
+from support.plugin_commands import run_core_alone
 
 from ringtrain.shared.hosts import Host
 from ringtrain_hosts.discovery import run_discovery_script
@@ -13,6 +15,7 @@ from ringtrain_hosts.elastic_plan import elastic_hosts_run
 from ringtrain_hosts.horovod_options import OPTIONS
 from ringtrain_hosts.horovod_values import HorovodrunValues
 from ringtrain_hosts.hosts import allocated_hosts
+from ringtrain_hosts.options import EXTENSION
 from ringtrain_hosts.table import HostCoolDown
 from ringtrain_job.cli.elastic import ElasticCommandOptions, ElasticCommandRun, elastic_run
 from ringtrain_job.cli.main import main
@@ -65,6 +68,18 @@ def test_options_of_other_launchers_for_hosts_get_a_hint(option: str, launcher: 
     result = CliRunner().invoke(main, ["run", "-np", "1", option, "2", "true"])
     (line,) = [line for line in result.output.splitlines() if line.startswith("Error: ")]
     assert line.startswith(f"Error: {option} is {launcher}'s; ")
+
+
+def test_the_core_knows_which_plugin_has_an_option() -> None:
+    """Without the plugin, its visible options are refused with a line that says what to install."""
+    project = tomllib.loads((Path(__file__).parents[3] / "worker_image/pyproject.toml").read_text())["project"]
+    listed = project["entry-points"]["ringtrain.run.options.of_plugins"]
+    shown = [option for option in EXTENSION.options if not option.hidden and option.expose_value]
+    assert set(listed) == {flag.lstrip("-") for option in shown for flag in option.opts}
+    assert set(listed.values()) == {"ringtrain_hosts"}
+    done = run_core_alone("worker_image", "from ringtrain_job.cli.main import main\nmain()", "run", "-H", "a:2", "true")
+    assert done.returncode == 2
+    assert "Error: -H needs the plugin ringtrain-hosts, which is not installed: pip install" in done.stderr
 
 
 def test_help_has_a_group_for_hosts() -> None:

@@ -19,7 +19,7 @@ def test_a_plugin_that_is_not_installed_is_named(group: str) -> None:
 
 def test_ranks_of_mpirun_need_the_plugin_only_without_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     """With addresses the core knows the world from mpirun's variables alone."""
-    monkeypatch.setattr("ringtrain._core.requirements.entry_points", lambda **_: [])
+    monkeypatch.setattr("ringtrain._core.requirements.entry_points_of", lambda _: [])
     env = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"}
     with_addresses = env | {"RINGTRAIN_RING_ADDRESSES": "a:1,a:2"}
     assert discover_world(Rendezvous(with_addresses, 1.0, lambda: None)).place.rank == 1

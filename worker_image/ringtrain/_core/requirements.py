@@ -1,13 +1,12 @@
 """Check that required packages are installed: numpy always, a framework for its adapter, a plugin for its transport."""
 
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
 
 from ringtrain.errors import ConfigurationError
-from ringtrain.shared.plugins import missing_plugin_text
+from ringtrain.shared.plugins import entry_points_of, missing_plugin_text
 
 _OLDEST_NUMPY = (1, 26)  # as in pyproject.toml
 
@@ -32,6 +31,7 @@ def load_plugin(group: str, name: str, need: str) -> Any:
 
     Raises ConfigurationError if no plugin does. `need`: what needs the plugin, for the message.
     """
-    for point in entry_points(group=group, name=name):
-        return point.load()
+    for point in entry_points_of(group):
+        if point.name == name:
+            return point.load()
     raise ConfigurationError(missing_plugin_text(need, f"ringtrain_{name}"))

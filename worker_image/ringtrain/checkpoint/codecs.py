@@ -8,10 +8,11 @@
 
 import functools
 from collections.abc import Callable, Mapping
-from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
 from numpy.typing import NDArray
+
+from ringtrain.shared.plugins import entry_points_of
 
 ENCODERS: Final = "ringtrain.checkpoint.codecs"
 DECODERS: Final = "ringtrain.checkpoint.tags"
@@ -35,7 +36,7 @@ class Codec(Protocol):
 
 @functools.cache
 def _names(group: str) -> dict[str, Any]:
-    return {point.name: point for point in entry_points(group=group)}
+    return {point.name: point for point in entry_points_of(group)}
 
 
 @functools.cache

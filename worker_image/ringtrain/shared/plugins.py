@@ -1,11 +1,13 @@
 """Access to plugins under names in `ringtrain`: `ringtrain.NAME` is the installed package `ringtrain_NAME`."""
 
+import functools
 import importlib
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import EntryPoint, entry_points
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -23,6 +25,17 @@ def provide(alias: str, package: str) -> None:
         sys.meta_path.insert(0, _AliasFinder())
     _packages[alias] = package
     sys.modules[alias] = importlib.import_module(package)
+
+
+def entry_points_of(group: str) -> list[EntryPoint]:
+    """Return the entry points of `group`, sorted by name. Each process reads the installed packages once, which takes
+    10 ms or more."""
+    return sorted(_all_entry_points().select(group=group), key=lambda point: point.name)
+
+
+@functools.cache
+def _all_entry_points() -> Any:
+    return entry_points()
 
 
 def missing_plugin_text(need: str, package: str) -> str:

@@ -6,9 +6,9 @@ The entry point in `ringtrain.agent.starters` with the name of the job's backend
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 
+from ringtrain.shared.plugins import entry_points_of
 from ringtrain.shared.processes import RankProcess
 from ringtrain_job.agent.config import AgentConfig
 from ringtrain_job.control.model import Form, Prepare, RankState, World
@@ -101,7 +101,8 @@ def open_starter(context: StarterContext) -> RankStarter | None:
     plugin is missing."""
     if context.config.agents_start_ranks:
         return None
-    for point in entry_points(group=STARTERS, name=context.config.backend):
-        starter: RankStarter = point.load()(context)
-        return starter
+    for point in entry_points_of(STARTERS):
+        if point.name == context.config.backend:
+            starter: RankStarter = point.load()(context)
+            return starter
     raise plugin_missing(context.config.backend)

@@ -7,13 +7,12 @@ import logging
 import os
 import signal
 import sys
-from importlib.metadata import entry_points
 from typing import Any
 
 import click
 
 from ringtrain.errors import RingtrainError
-from ringtrain.shared.plugins import missing_plugin_text
+from ringtrain.shared.plugins import entry_points_of, missing_plugin_text
 from ringtrain_job.cli.commands import COMMANDS, LazyCommand
 from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, raise_on_interrupt
 
@@ -21,7 +20,7 @@ from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, raise_on_interrupt
 @functools.cache
 def lazy_commands() -> dict[str, LazyCommand]:
     """Return the table of all commands by name, including those of installed plugins."""
-    tables = [point.load() for point in entry_points(group="ringtrain.commands")]
+    tables = [point.load() for point in entry_points_of("ringtrain.commands")]
     return {command.name: command for table in tables or [COMMANDS] for command in table}
 
 
@@ -50,7 +49,7 @@ class _LazyCommandGroup(click.Group):
         known = self.list_commands(ctx)
         if not args[0].startswith("-") and args[0] not in known:
             meant = {word: one.name for one in lazy_commands().values() for word in one.meant}
-            plugins = {point.name: point.value for point in entry_points(group="ringtrain.commands.of_plugins")}
+            plugins = {point.name: point.value for point in entry_points_of("ringtrain.commands.of_plugins")}
             if args[0] in plugins:
                 raise click.ClickException(missing_plugin_text(f"ringtrain {args[0]}", plugins[args[0]]))
             near = [meant[args[0]]] if args[0] in meant else difflib.get_close_matches(args[0], [*known, *plugins], n=1)

@@ -4,13 +4,13 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import entry_points
 
 import click
 
 from ringtrain.errors import ConfigurationError, shown
 from ringtrain.shared import contract
 from ringtrain.shared.horovod_variables import OUR_LOG_LEVELS
+from ringtrain.shared.plugins import entry_points_of
 from ringtrain_job.cli.main import log_to_stderr
 
 
@@ -72,7 +72,7 @@ def launcher(log_level: str, command: tuple[str, ...], hosts: str | None, slots_
         config = LauncherConfig.from_env(inherited)
         if config.elastic is None or not config.elastic.discovery_script:
             return run_launcher(config, command)
-        (point,) = entry_points(group="ringtrain.launcher.hosts")
+        (point,) = entry_points_of("ringtrain.launcher.hosts")
         with point.load()(hosts, inherited, slots_per_host) as run_hosts:
             return run_launcher(config, command, run_hosts)
 
@@ -90,7 +90,7 @@ def data_worker(log_level: str) -> None:
 
     def run() -> int:
         kind = os.environ.get(contract.ENV_DATA_KIND) or contract.DATA_KINDS[0]
-        kinds = {point.name: point for point in entry_points(group="ringtrain.data.workers")}
+        kinds = {point.name: point for point in entry_points_of("ringtrain.data.workers")}
         if kind not in kinds:
             raise ConfigurationError(
                 f"{contract.ENV_DATA_KIND} is {shown(kind)}, but this image supports "

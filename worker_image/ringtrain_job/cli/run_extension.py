@@ -6,13 +6,11 @@ A plugin registers a `RunExtension` by an entry point of the group `ringtrain.ru
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
-from importlib.util import find_spec
 from typing import Any, Protocol, TypeVar, cast
 
 import click
 
-from ringtrain.shared.plugins import missing_plugin_text
+from ringtrain.shared.plugins import entry_points_of, missing_plugin_text
 from ringtrain_job.cli.elastic import ElasticCommandOptions, elastic_run
 from ringtrain_job.logs.layout import AttemptFiles
 
@@ -77,15 +75,14 @@ class RunExtension(Protocol):
 @functools.cache
 def run_extensions() -> tuple[RunExtension, ...]:
     """Return the extensions of installed plugins, sorted by the names of their entry points."""
-    points = sorted(entry_points(group="ringtrain.run.options"), key=lambda point: point.name)
-    return tuple(point.load() for point in points)
+    return tuple(point.load() for point in entry_points_of("ringtrain.run.options"))
 
 
-def missing_run_plugins() -> str:
-    """Return how to install plugins with options of `ringtrain run` that are not installed; empty if all are."""
-    points = entry_points(group="ringtrain.run.options.of_plugins")
-    missing = {point.value: point.name.replace("-", " ") for point in points if find_spec(point.value) is None}
-    return " ".join(missing_plugin_text(f"An option for {what}", package) for package, what in missing.items())
+def missing_option_text(option: str) -> str:
+    """Return how to install the plugin that has `option`; empty if no plugin has it."""
+    name = option.lstrip("-")
+    packages = [point.value for point in entry_points_of("ringtrain.run.options.of_plugins") if point.name == name]
+    return " ".join(missing_plugin_text(option, package) for package in packages)
 
 
 def extension_options(command: F) -> F:

@@ -8,7 +8,7 @@ import click
 
 from ringtrain.errors import RingtrainError
 from ringtrain_job.cli.interrupts import EXIT_INTERRUPTED, STOPPED_EARLY
-from ringtrain_job.cli.run_extension import missing_run_plugins, run_extensions
+from ringtrain_job.cli.run_extension import missing_option_text, run_extensions
 
 # Longest flags of options by the title of their section. The other options are listed last.
 _SECTIONS: Final = {
@@ -21,10 +21,12 @@ _SECTIONS: Final = {
 _OTHERS: Final = "Other options"
 _RANKS: Final = "write: ringtrain run -np N python SCRIPT (N: number of all ranks)"
 _MODULE: Final = "write the whole command: ringtrain run -np N python -m MODULE"
+_HOSTS: Final = "remove it: ranks run on this machine; for several machines, install the plugin for them (README)"
 _FILES: Final = "remove it: the folder of a run has a file with the output of each rank"
 # What to do instead, by option of another launcher that is unknown here.
 _TORCHRUN: Final = {
     "--nproc-per-node": _RANKS,
+    **dict.fromkeys(("--nnodes", "--node-rank", "--local-addr"), _HOSTS),
     "--standalone": "remove it: ranks run on this machine unless options name other hosts",
     **dict.fromkeys(
         ("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf", "--master-addr", "--master-port"),
@@ -39,6 +41,7 @@ _TORCHRUN: Final = {
 }
 _ACCELERATE: Final = {
     "--num-processes": _RANKS,
+    **dict.fromkeys(("--num-machines", "--machine-rank", "--main-process-ip", "--main-process-port"), _HOSTS),
     "--multi-gpu": "remove it: -np is the number of ranks",
 }
 _HINTS: Final = {
@@ -58,8 +61,8 @@ class RunCommand(click.Command):
         except click.NoSuchOption as exc:
             option = exc.option_name.replace("_", "-")
             hint = next((one.hints[option] for one in run_extensions() if option in one.hints), _HINTS.get(option))
-            if hint is None and (missing := missing_run_plugins()):
-                raise click.UsageError(f"{exc.format_message()} {missing}", ctx) from None
+            if missing := missing_option_text(exc.option_name):
+                raise click.UsageError(missing, ctx) from None
             if hint is None:
                 raise
             raise click.UsageError(f"{exc.option_name} is {hint}", ctx) from None

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -17,6 +16,7 @@ from ringtrain.errors import ConfigurationError, counted
 from ringtrain.shared import contract
 from ringtrain.shared.address import host_port, loopback_address
 from ringtrain.shared.horovod_variables import log_level, with_counterparts
+from ringtrain.shared.plugins import entry_points_of
 from ringtrain.shared.ports import HeldPorts
 from ringtrain.shared.processes import end_child, run_folder, signal_handler, start_child
 from ringtrain.shared.rank_settings import check_rank_settings
@@ -120,7 +120,7 @@ def start_launcher(
         )
     finally:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-    for point in entry_points(group=_STARTED):
+    for point in entry_points_of(_STARTED):
         for line in point.load()(environment):
             print_line(line)
     return launcher
@@ -238,7 +238,7 @@ def page_settings(wanted: bool) -> dict[str, str]:
     `wanted`: whether to serve the page; if False, return no variables. Raises ConfigurationError if no plugin serves
     pages.
     """
-    if wanted and not entry_points(group=_STARTED):
+    if wanted and not entry_points_of(_STARTED):
         raise ConfigurationError("--ui needs the plugin that serves pages: pip install 'ringtrain[page]'")
     return {contract.ENV_STATUS_TOKEN: secrets.token_hex(32)} if wanted else {}
 

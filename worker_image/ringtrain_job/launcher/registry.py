@@ -9,9 +9,9 @@
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
+from ringtrain.shared.plugins import entry_points_of
 from ringtrain_job.control.settings import plugin_missing
 from ringtrain_job.launcher.backend import Backend
 from ringtrain_job.launcher.config import LauncherConfig
@@ -66,7 +66,7 @@ def open_observers(attempt: Attempt, stack: ExitStack) -> Observers:
     """Return all observers of `attempt`. Closing `stack` closes them. Raises ConfigurationError for an invalid
     setting."""
     found: list[AttemptObserver] = []
-    for point in _entry_points(OBSERVERS):
+    for point in entry_points_of(OBSERVERS):
         observer = point.load()(attempt)
         if observer is not None:
             stack.callback(observer.close)
@@ -76,14 +76,10 @@ def open_observers(attempt: Attempt, stack: ExitStack) -> Observers:
 
 def open_backend(context: BackendContext) -> Backend:
     """Return the backend for the job. Raises ConfigurationError if its plugin is missing."""
-    for point in _entry_points(BACKENDS):
+    for point in entry_points_of(BACKENDS):
         backend: Backend | None = point.load()(context)
         if backend is not None:
             return backend
     if not context.config.agents_start_ranks:
         raise plugin_missing(context.config.backend)
     raise LookupError(f"no entry point of {BACKENDS} accepts this job; reinstall ringtrain with pip")
-
-
-def _entry_points(group: str) -> list[EntryPoint]:
-    return sorted(entry_points(group=group), key=lambda point: point.name)

@@ -59,8 +59,8 @@ def test_words_of_torchrun_get_a_hint(words: list[str], hint: str) -> None:
 
 
 TORCHRUN = (
-    "-m -r -t --module --nproc-per-node --standalone --rdzv-backend --rdzv-endpoint --rdzv-id "
-    "--rdzv-conf --master-addr --master-port --max-restarts --monitor-interval --start-method --role "
+    "-m -r -t --module --nnodes --nproc-per-node --node-rank --local-addr --standalone --rdzv-backend --rdzv-endpoint "
+    "--rdzv-id --rdzv-conf --master-addr --master-port --max-restarts --monitor-interval --start-method --role "
     "--no-python --run-path --redirects --tee --logs-specs --local-ranks-filter"
 )
 

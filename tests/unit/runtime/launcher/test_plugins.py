@@ -70,8 +70,11 @@ def test_a_launcher_without_a_plugin_refuses_its_variable(tmp_path: Path, variab
 
 def test_a_run_without_a_page_refuses_ui(tmp_path: Path) -> None:
     """Without a plugin for pages, `ringtrain run --ui` starts nothing and names the package to install."""
-    code = "import importlib.metadata as metadata\nof_all = metadata.entry_points\n" + (
-        "metadata.entry_points = lambda group: () if group == 'ringtrain.run.started' else of_all(group=group)\n"
+    code = (
+        "import importlib.metadata as metadata\n"
+        "found = {point for package in metadata.distributions() for point in package.entry_points}\n"
+        "others = metadata.EntryPoints(point for point in found if point.group != 'ringtrain.run.started')\n"
+        "metadata.entry_points = lambda **chosen: others.select(**chosen)\n"
         "from ringtrain_job.cli.main import main\nmain()"
     )
     run = [sys.executable, "-c", code, "run", "--ui", "-np", "1", "--log-dir", str(tmp_path), "true"]
