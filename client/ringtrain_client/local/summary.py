@@ -77,7 +77,7 @@ def ended_status(status: Mapping[str, Any], reason: str, message: str, time: str
         "reason": reason,
         "message": message,
         "conditions": [*others, failed],
-        "workers": "",
+        "workers": "-",
         "completionTime": time,
     }
 
