@@ -90,6 +90,8 @@ def _object_problems(documents: Sequence[Any]) -> Iterator[Problem]:
             yield Problem(f"document {number}", message)
             continue
         metadata, kind = document.get("metadata"), str(document.get("kind"))
+        if not isinstance(metadata, Mapping | None) and kind not in _OWN_KINDS:
+            yield Problem(f"{kind}: metadata", f"is {shown(metadata)}; expected a mapping")
         metadata = metadata if isinstance(metadata, Mapping) else {}
         name = metadata.get("name")
         meant = next((one for one in KINDS if one.lower() == kind.lower()), None)

@@ -287,9 +287,13 @@ def test_objects_beside_a_job_that_kubernetes_accepts(beside: dict[str, Any]) ->
             "other: metadata.ownerReferences[0].uid: is missing",
         ),
         ({**job("other"), "metadata": "other"}, "job without a name: metadata: is 'other'; expected a mapping"),
+        (
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": 3},
+            "PersistentVolumeClaim: metadata: is 3; expected a mapping",
+        ),
         (["x"], "document 2: is ['x']; expected an object with apiVersion, kind and metadata"),
     ],
-    ids=["kind", "twice", "field", "finalizer", "owner", "metadata", "list"],
+    ids=["kind", "twice", "field", "finalizer", "owner", "metadata", "metadata of a claim", "list"],
 )
 def test_documents_beside_a_job(beside: Any, said: str) -> None:
     """Kinds, names and fields of all objects of a file are checked."""
