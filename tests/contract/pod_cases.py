@@ -110,6 +110,24 @@ def _node_field(**fields: Any) -> Manifest:
     return {_TERMS: {"nodeSelectorTerms": [{"matchFields": [fields]}]}}
 
 
+def _unit(resource: str, divisor: Any) -> Manifest:
+    return {"valueFrom": {"resourceFieldRef": {"resource": resource, "divisor": divisor}}}
+
+
+def _shared(amounts: Manifest, *containers: Manifest, **pod: Any) -> Manifest:
+    """A pod with amounts of its own, and containers with theirs."""
+    given = [{"name": f"c{i}", "image": "a", "command": ["a"], "resources": one} for i, one in enumerate(containers)]
+    return {"resources": amounts, "containers": given, **pod}
+
+
+def _first(amounts: Manifest, **fields: Any) -> Manifest:
+    return {"initContainers": [{"name": "first", "image": "a", "resources": amounts, **fields}]}
+
+
+def _set(name: str, **pod: Any) -> Manifest:
+    return {"securityContext": {"sysctls": [{"name": name, "value": "1"}]}, **pod}
+
+
 def _files(source: str, *paths: str) -> Manifest:
     return {source: {"name": source.lower(), "items": [{"key": "a", "path": path} for path in paths]}}
 
@@ -127,6 +145,10 @@ _LIKED = "preferredDuringSchedulingIgnoredDuringExecution"
 _SECURE = {"securityContext": {"privileged": True, "allowPrivilegeEscalation": False}}
 _PROBE = {"exec": {"command": ["a"]}}
 _CLAIM = "spec.containers[0].resources.claims[0]"
+_DISK = {"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "a"}}]}
+_DEVICES = [{"name": "data", "devicePath": "/dev/a"}]
+_PORTS = {"ports": [{"containerPort": 80}]}
+_TOKENS = {"projected": {"sources": [{"serviceAccountToken": {"path": "a"}}] * 2}}
 _SPREAD = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}
 
 WRONG = [
@@ -672,6 +694,140 @@ WRONG = [
         {"resources": {"limits": {"nvidia.com/gpu": 1}}},
         says="containers[0].resources",
     ),
+    # a pod's own amounts, and units
+    *(
+        _in_pod(field, pod, server=server)
+        for field, pod, server in (
+            (
+                "resources.requests[cpu]",
+                _shared({"requests": {"cpu": 1}}, {"requests": {"cpu": 1}}, {"requests": {"cpu": "500m"}}),
+                "",
+            ),
+            ("resources.requests[cpu]", _shared({"requests": {"cpu": 1}}, {"limits": {"cpu": 2}}), ""),
+            (
+                "resources.requests[cpu]",
+                _shared({"requests": {"cpu": 1}}, {}, **_first({"requests": {"cpu": 2}})),
+                "",
+            ),
+            (
+                "resources.requests[cpu]",
+                _shared(
+                    {"requests": {"cpu": 2}},
+                    {"requests": {"cpu": 1}},
+                    **_first({"requests": {"cpu": 2}}, restartPolicy="Always"),
+                ),
+                "",
+            ),
+            (
+                "resources.limits[memory]",
+                _shared({"limits": {"memory": "1Gi"}}, *[{"requests": {"memory": "1Gi"}}] * 2),
+                "spec.resources.requests",
+            ),
+            (
+                "containers[0].resources.limits[cpu]",
+                _shared({"limits": {"cpu": 1}}, {"limits": {"cpu": 2}}),
+                "spec.resources.containers[0][cpu].limits",
+            ),
+            ("overhead[cpu]", {"overhead": {"cpu": "-1"}}, "spec.overhead.limits[cpu]"),
+        )
+    ),
+    *(
+        _in_variable(".valueFrom.resourceFieldRef.divisor", _unit(resource, divisor))
+        for resource, divisor in (("limits.memory", "3Mi"), ("limits.cpu", "2"), ("limits.memory", 1024))
+    ),
+    _in_volume(
+        ".downwardAPI.items[0].resourceFieldRef.containerName",
+        {"downwardAPI": {"items": [{"path": "a", "resourceFieldRef": {"resource": "limits.cpu"}}]}},
+        says="missing",
+        server="spec.volumes[0].downwardAPI.resourceFieldRef.containerName",
+    ),
+    *(
+        _in_variable(
+            ".valueFrom.fieldRef.fieldPath",
+            {"valueFrom": {"fieldRef": {"fieldPath": f"metadata.{field}"}}},
+            server="spec.containers[0].env[0].valueFrom.fieldRef",
+        )
+        for field in ("labels['bad key!']", "labels['A.B/c']", "annotations['bad key!']")
+    ),
+    # what a pod has of its node
+    *(
+        _in_pod(
+            f"{containers}[{number}].ports[{port}].containerPort",
+            {"hostNetwork": True, **pod},
+            says="as is",
+            server=f"spec.{containers}[{number}].ports[{port}].hostPort",
+        )
+        for containers, number, port, pod in (
+            (
+                "containers",
+                0,
+                1,
+                {"containers": [{"name": "a", "image": "a", "command": ["a"], "ports": _PORTS["ports"] * 2}]},
+            ),
+            (
+                "containers",
+                1,
+                0,
+                {
+                    "containers": [
+                        {"name": "a", "image": "a", "command": ["a"], **_PORTS},
+                        {"name": "b", "image": "a", **_PORTS},
+                    ]
+                },
+            ),
+            ("initContainers", 0, 1, _sidecar(ports=_PORTS["ports"] * 2)),
+        )
+    ),
+    *(
+        _in_pod("securityContext.sysctls[0].name", _set(name, **{field: True}), says=f"with {field}")
+        for name, field in (
+            ("net.core.somaxconn", "hostNetwork"),
+            ("net/core/somaxconn", "hostNetwork"),
+            ("kernel.shmmax", "hostIPC"),
+            ("kernel.sem", "hostIPC"),
+            ("fs.mqueue.a", "hostIPC"),
+        )
+    ),
+    *(
+        _in_pod("hostnameOverride", {"hostnameOverride": "a", field: True}, says=f"in addition to {field}")
+        for field in ("hostNetwork", "setHostnameAsFQDN")
+    ),
+    _in_pod("hostnameOverride", {"hostnameOverride": "a" * 65}, says="at most 64"),
+    *(
+        case("securityContext.procMount", {"securityContext": {"procMount": "Unmasked"}})
+        for case in (_in_container, lambda field, one: _in_pod(f"initContainers[0].{field}", _sidecar(**one)))
+    ),
+    # devices, profiles, restarts and keys
+    _in_container("volumeDevices[0].name", {"volumeDevices": _DEVICES}, _DATA),
+    _in_container(
+        "volumeDevices[0].name",
+        {"volumeDevices": _DEVICES, "volumeMounts": [{"name": "data", "mountPath": "/a"}]},
+        _DISK,
+    ),
+    _in_container(
+        "volumeDevices[0].devicePath",
+        {"volumeDevices": _DEVICES, "volumeMounts": [{"name": "other", "mountPath": "/dev/a"}]},
+        {"volumes": [*_DISK["volumes"], {"name": "other", "emptyDir": {}}]},
+        says="as is",
+    ),
+    *(
+        _in_container(
+            "securityContext.appArmorProfile.localhostProfile",
+            {"securityContext": {"appArmorProfile": {"type": "Localhost", "localhostProfile": name}}},
+        )
+        for name in (" ", " a", "a ")
+    ),
+    _in_container("restartPolicy", {**_ruled(), "restartPolicy": None}, says="missing"),
+    _in_affinity(
+        f"podAffinity.{_TERMS}[0].matchLabelKeys[0]",
+        {
+            "podAffinity": {
+                _TERMS: [
+                    {"topologyKey": "z", "labelSelector": {}, "matchLabelKeys": ["a"], "mismatchLabelKeys": ["b", "a"]}
+                ]
+            }
+        },
+    ),
 ]
 
 # The API server accepts them without a warning, and their pods never start: the scheduler, the kubelet or the container
@@ -816,6 +972,37 @@ RIGHT = [
         ({}, {"dnsConfig": {"nameservers": ["fd00::1"], "searches": ["_a.b"], "options": [{"name": "ndots"}]}}),
         ({}, {"hostAliases": [{"ip": "::1", "hostnames": ["a.b"]}], "priority": 5, "imagePullSecrets": []}),
         ({}, _sidecar(livenessProbe=_PROBE, lifecycle={"preStop": _PROBE})),
+        ({}, _shared({"requests": {"cpu": 2}}, *[{"requests": {"cpu": 1}}] * 2)),
+        ({}, _shared({"limits": {"cpu": 1}}, *[{"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}] * 2)),
+        ({}, _shared({"limits": {"cpu": 1}}, {}, **_first({"requests": {"cpu": 1}, "limits": {"cpu": 2}}))),
+        *(
+            ({"env": [{"name": "A", **_unit(f"limits.{resource}", divisor)}]}, {})
+            for resource, divisor in (
+                *(("cpu", "1m"), ("cpu", 1), ("cpu", "0"), ("memory", "1Ki"), ("memory", "1k"), ("memory", "1024Ki")),
+                *(("memory", 0), ("ephemeral-storage", "1Ei"), ("hugepages-2Mi", "1Mi")),
+            )
+        ),
+        ({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.annotations['A.B/c']"}}}]}, {}),
+        ({**_PORTS}, {"hostNetwork": True, **_sidecar(**_PORTS)}),
+        *(({}, _set(name, hostIPC=True)) for name in ("net.core.somaxconn", "kernel.sempre")),
+        ({}, _set("kernel.shmmax", hostNetwork=True)),
+        ({"securityContext": {"procMount": "Unmasked"}}, {"hostUsers": False}),
+        ({"volumeDevices": _DEVICES}, _DISK),
+        ({"volumeDevices": _DEVICES}, {"volumes": [{"name": "data", **_claim()}]}),
+        ({**_ruled(), "restartPolicy": "Always"}, {}),
+        ({"lifecycle": {"stopSignal": "SIGUSR1"}}, {}),
+        ({}, {"volumes": [{"name": "a", **_TOKENS}]}),
+        ({}, {"volumes": [{"name": "a", "projected": {"sources": [{"secret": None}]}}]}),
+        ({}, {"hostname": None, "subdomain": ""}),
+        ({}, {"hostname": "", "subdomain": None}),
+        (
+            {},
+            {
+                "topologySpreadConstraints": [
+                    {**_SPREAD, "matchLabelKeys": ["a"], "labelSelector": {"matchLabels": {"a": "b"}}}
+                ]
+            },
+        ),
         ({}, {"topologySpreadConstraints": [{**_SPREAD, "topologyKey": "z z", "minDomains": 1, "labelSelector": {}}]}),
     )
 ] + [

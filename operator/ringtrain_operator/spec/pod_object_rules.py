@@ -7,26 +7,26 @@ from typing import Any
 
 from ..errors import shown
 from .labels import is_qualified_name
-from .pod_rules import Found, given_twice, quantity_value
+from .pod_rules import Found, given_twice, items_of, quantity_value
 
 # Container runtimes refuse to start a container with less memory than some MiB.
 _LEAST_MEMORY = 1 << 20
 _ROOT_USER = "is 0, the user root; expected another user, as runAsNonRoot is true"
 _CONTAINERS = ("initContainers", "containers")
+_OF_IPC = re.compile(r"kernel\.(shm|msg|sem$)|fs\.mqueue\.")
 _BYTES = ("memory", "ephemeral-storage", "hugepages-")
 
 
-def container_names(pod: Mapping[str, Any]) -> Found:
-    """Yield problems of containers that have the name of an earlier container."""
-    return given_twice((f".{f}[{i}].name", c.get("name")) for f in _CONTAINERS for i, c in enumerate(pod.get(f) or ()))
+def amount_problems(amounts: Mapping[str, Any]) -> Found:
+    """Yield what is wrong with each of the amounts, by name, that a container or a pod requests or may use."""
+    return ((f"[{name}]", said) for name, amount in amounts.items() for said in _amount_problems(str(name), amount))
 
 
 def resource_problems(resources: Mapping[str, Any]) -> Found:
     """Yield problems of a container's requests and limits, alone and compared with each other."""
     requests, limits = resources.get("requests") or {}, resources.get("limits") or {}
     for kind, amounts in (("requests", requests), ("limits", limits)):
-        for name, amount in amounts.items():
-            yield from ((f".{kind}[{name}]", said) for said in _amount_problems(str(name), amount))
+        yield from ((f".{kind}{path}", said) for path, said in amount_problems(amounts))
     memory = quantity_value(limits.get("memory"))
     if memory is not None and 0 < memory < _LEAST_MEMORY and _is_whole(memory):
         unit = "Gi" if memory < 256 else "Mi"
@@ -123,16 +123,21 @@ def escalation_problems(context: Mapping[str, Any]) -> Found:
 
 
 def host_port_problems(pod: Mapping[str, Any]) -> Found:
-    """Yield problems of node ports that two containers request, or that hostNetwork does not permit."""
-    given = []
-    for i, container in enumerate(pod.get("containers") or ()):
-        for j, port in enumerate(container.get("ports") or ()):
-            path, number = f".containers[{i}].ports[{j}].hostPort", port.get("hostPort")
-            if number and pod.get("hostNetwork") and number != port.get("containerPort"):
-                yield path, f"is {number}; expected {port.get('containerPort')}, its containerPort, with hostNetwork"
+    """Yield problems of node ports that two containers request, or that hostNetwork does not permit.
+
+    With hostNetwork each port of a container is one of the node. Init containers run one after another.
+    """
+    on_node = pod.get("hostNetwork")
+    for together in (items_of(pod, "containers"), *([one] for one in items_of(pod, "initContainers"))):
+        given = []
+        for path, port in ((path + below, port) for path, one in together for below, port in items_of(one, "ports")):
+            number, inner = port.get("hostPort"), port.get("containerPort")
+            if number and on_node and number != inner and path.startswith(".containers"):
+                yield f"{path}.hostPort", f"is {number}; expected {inner}, its containerPort, with hostNetwork"
             protocol = (port.get("protocol") or "TCP", port.get("hostIP") or "")
-            given.append((path, f"{number}/{'/'.join(protocol).rstrip('/')}" if number else None))
-    yield from given_twice(given)
+            field, used = ("hostPort", number) if number else ("containerPort", inner if on_node else None)
+            given.append((f"{path}.{field}", f"{used}/{'/'.join(protocol).rstrip('/')}" if used else None))
+        yield from given_twice(given)
 
 
 def dns_problems(pod: Mapping[str, Any]) -> Found:
@@ -143,19 +148,49 @@ def dns_problems(pod: Mapping[str, Any]) -> Found:
 
 def init_problems(pod: Mapping[str, Any]) -> Found:
     """Yield problems of init containers with probes or hooks, which only sidecars may have."""
-    for index, container in enumerate(pod.get("initContainers") or ()):
+    for path, container in items_of(pod, "initContainers"):
         for field in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
             if container.get(field) and container.get("restartPolicy") != "Always":
-                yield f".initContainers[{index}].{field}", "is given; expected none without restartPolicy: Always"
+                yield f"{path}.{field}", "is given; expected none without restartPolicy: Always"
 
 
 def propagation_problems(container: Mapping[str, Any]) -> Found:
     """Yield problems of mounts that only a privileged container may propagate to the node."""
     privileged = (container.get("securityContext") or {}).get("privileged")
-    for index, mount in enumerate(container.get("volumeMounts") or ()):
-        if mount.get("mountPropagation") == "Bidirectional" and not privileged:
-            path = f".volumeMounts[{index}].mountPropagation"
-            yield path, "is 'Bidirectional'; expected None or HostToContainer in a container that is not privileged"
+    for path, mount in () if privileged else items_of(container, "volumeMounts"):
+        if mount.get("mountPropagation") == "Bidirectional":
+            said = "is 'Bidirectional'; expected None or HostToContainer in a container that is not privileged"
+            yield f"{path}.mountPropagation", said
+
+
+def device_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield problems of block devices from volumes that a container also mounts, or that can be no device."""
+    blocks = ("persistentVolumeClaim", "ephemeral")
+    others = {v.get("name") for v in pod.get("volumes") or () if not any(v.get(kind) for kind in blocks)}
+    for path, container in items_of(pod, *_CONTAINERS):
+        mounted = {mount.get("name") for _, mount in items_of(container, "volumeMounts")}
+        for below, device in items_of(container, "volumeDevices"):
+            where, name = f"{path}{below}.name", device.get("name")
+            if name in others:
+                yield where, f"is {shown(name)}; expected a volume of a persistentVolumeClaim or ephemeral"
+            elif name in mounted:
+                yield where, f"is {shown(name)}, which volumeMounts has, too; expected it in one of them"
+
+
+def divisor_problems(one: Mapping[str, Any]) -> Found:
+    """Yield a problem if the unit in which a variable or a file has a resource's amount is none that Kubernetes has."""
+    value, is_cpu = quantity_value(one.get("divisor")), str(one.get("resource")).endswith(".cpu")
+    base = 1024 if str(one.get("divisor")).endswith("i") else 1000
+    units = {Decimal(1), Decimal("0.001")} if is_cpu else {Decimal(base**power) for power in range(7)}
+    if value and value not in units:
+        yield ".divisor", f"is {one['divisor']}; expected {'1 or 1m' if is_cpu else '1, or a unit such as 1M or 1Mi'}"
+
+
+def label_key_problems(term: Mapping[str, Any]) -> Found:
+    """Yield problems of keys whose labels must both match and differ."""
+    for index, key in enumerate(term.get("matchLabelKeys") or ()):
+        if key in (term.get("mismatchLabelKeys") or ()):
+            yield f".matchLabelKeys[{index}]", f"is {shown(key)}, as in mismatchLabelKeys; expected it in one of them"
 
 
 def first_word_problems(container: Mapping[str, Any]) -> Found:
@@ -187,34 +222,48 @@ def root_user_problems(pod: Mapping[str, Any]) -> Found:
     if common.get("runAsNonRoot") and common.get("runAsUser") == 0:
         yield ".securityContext.runAsUser", _ROOT_USER
         return
-    for lists in _CONTAINERS:
-        for index, container in enumerate(pod.get(lists) or ()):
-            own = {k: v for k, v in (container.get("securityContext") or {}).items() if v is not None}
-            both = {**common, **own}
-            if both.get("runAsNonRoot") and both.get("runAsUser") == 0:
-                place = f".{lists}[{index}].securityContext" if "runAsUser" in own else ".securityContext"
-                yield f"{place}.runAsUser", _ROOT_USER
+    for path, container in items_of(pod, *_CONTAINERS):
+        own = {k: v for k, v in (container.get("securityContext") or {}).items() if v is not None}
+        both = {**common, **own}
+        if both.get("runAsNonRoot") and both.get("runAsUser") == 0:
+            yield f"{path if 'runAsUser' in own else ''}.securityContext.runAsUser", _ROOT_USER
+
+
+def proc_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield a problem for each container that sees all of /proc although its users are the node's."""
+    for path, container in items_of(pod, *_CONTAINERS) if pod.get("hostUsers") is not False else ():
+        if (container.get("securityContext") or {}).get("procMount") == "Unmasked":
+            yield f"{path}.securityContext.procMount", "is 'Unmasked'; expected Default without hostUsers: false"
+
+
+def sysctl_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield problems of sysctls that would change the node, as the pod has the node's network or IPC."""
+    for path, sysctl in items_of(pod.get("securityContext") or {}, "sysctls"):
+        name = str(sysctl.get("name")).replace("/", ".")
+        field = "hostNetwork" if name.startswith("net.") else "hostIPC" if _OF_IPC.match(name) else ""
+        if pod.get(field):
+            yield f".securityContext{path}.name", f"is {shown(sysctl['name'])}; expected none with {field}: true"
 
 
 def windows_problems(pod: Mapping[str, Any]) -> Found:
     """Yield a problem for each securityContext with options of Windows in a pod whose os is linux."""
-    places = [("", pod), *((f".{f}[{i}]", c) for f in _CONTAINERS for i, c in enumerate(pod.get(f) or ()))]
-    for path, owner in places if (pod.get("os") or {}).get("name") == "linux" else ():
+    is_linux = (pod.get("os") or {}).get("name") == "linux"
+    for path, owner in [("", pod), *items_of(pod, *_CONTAINERS)] if is_linux else ():
         if (owner.get("securityContext") or {}).get("windowsOptions"):
             yield f"{path}.securityContext.windowsOptions", "is set; expected none, as os.name is linux"
 
 
 def projected_path_problems(volume: Mapping[str, Any]) -> Found:
     """Yield problems of files in a projected volume whose path an earlier file has."""
-    sources = [(f".sources[{i}].{k}", v) for i, one in enumerate(volume.get("sources") or ()) for k, v in one.items()]
-    items = ((f"{path}.items[{i}]", v) for path, source in sources for i, v in enumerate(source.get("items") or ()))
-    return given_twice((f"{path}.path", file.get("path")) for path, file in items)
+    sources = [(f"{path}.{kind}", source) for path, one in items_of(volume, "sources") for kind, source in one.items()]
+    files = ((path + below, file) for path, source in sources for below, file in items_of(source or {}, "items"))
+    return given_twice((f"{path}.path", file.get("path")) for path, file in files)
 
 
 def claim_name_problems(resources: Mapping[str, Any]) -> Found:
     """Yield problems of resource claims that a container names twice."""
-    claims = enumerate(resources.get("claims") or ())
-    return given_twice((f".claims[{i}].name", f"{c['name']}/{c.get('request') or ''}".rstrip("/")) for i, c in claims)
+    claims = items_of(resources, "claims")
+    return given_twice((f"{path}.name", f"{c['name']}/{c.get('request') or ''}".rstrip("/")) for path, c in claims)
 
 
 def azure_disk_problems(volume: Mapping[str, Any]) -> Found:
@@ -229,11 +278,8 @@ def azure_disk_problems(volume: Mapping[str, Any]) -> Found:
 
 def spread_problems(pod: Mapping[str, Any]) -> Found:
     """Yield problems of spread constraints that an earlier one with the same topology and effect repeats."""
-    constraints = enumerate(pod.get("topologySpreadConstraints") or ())
-    return given_twice(
-        (f".topologySpreadConstraints[{i}]", f"{one.get('topologyKey')}, {one.get('whenUnsatisfiable')}")
-        for i, one in constraints
-    )
+    constraints = items_of(pod, "topologySpreadConstraints")
+    return given_twice((path, f"{one.get('topologyKey')}, {one.get('whenUnsatisfiable')}") for path, one in constraints)
 
 
 def pod_resource_problems(resources: Mapping[str, Any]) -> Found:
@@ -244,3 +290,34 @@ def pod_resource_problems(resources: Mapping[str, Any]) -> Found:
         for name, amount in (resources.get(kind) or {}).items():
             if name not in ("cpu", "memory") and not str(name).startswith("hugepages-"):
                 yield f".{kind}[{name}]", f"is {shown(amount)}; expected it in containers[0].resources"
+
+
+def pod_amount_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield problems of a pod's own requests and limits that are smaller than those of its containers."""
+    own = pod.get("resources") or {}
+    limits, requests = own.get("limits") or {}, own.get("requests") or {}
+    for name, least in {**limits, **requests}.items():
+        most, bound, asked = quantity_value(limits.get(name)), quantity_value(least), _asked(pod, name)
+        amounts = [
+            (path, ((container.get("resources") or {}).get("limits") or {}).get(name))
+            for path, container in items_of(pod, "containers")
+        ]
+        above = [one for one in amounts if most is not None and (quantity_value(one[1]) or 0) > most]
+        for path, amount in above:
+            yield f"{path}.resources.limits[{name}]", f"is {amount}; expected at most {limits[name]}, as the pod has"
+        if not above and bound is not None and asked > bound:
+            expected = f"expected at least {asked.normalize():f}, which its containers request together"
+            yield f".resources.{'requests' if name in requests else 'limits'}[{name}]", f"is {least}; {expected}"
+
+
+def _asked(pod: Mapping[str, Any], name: str) -> Decimal:
+    """Return what the pod's containers request of a resource together. Sidecars run beside the containers."""
+    beside = most = Decimal(0)
+    for path, container in items_of(pod, *_CONTAINERS):
+        resources = container.get("resources") or {}
+        given = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        amount = quantity_value(given.get(name)) or Decimal(0)
+        most = max(most, beside + amount)
+        if path.startswith(".containers") or container.get("restartPolicy") == "Always":
+            beside += amount
+    return max(most, beside)

@@ -7,36 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 
-from .labels import (
-    LABEL_VALUE,
-    annotation_problems,
-    is_domain,
-    is_label_value,
-    is_qualified_name,
-    label_problems,
-)
-from .pod_object_rules import (
-    azure_disk_problems,
-    claim_name_problems,
-    claim_problems,
-    container_names,
-    dns_problems,
-    escalation_problems,
-    expression_problems,
-    first_word_problems,
-    host_port_problems,
-    init_problems,
-    node_field_problems,
-    pod_resource_problems,
-    profile_problems,
-    projected_path_problems,
-    propagation_problems,
-    resource_problems,
-    root_user_problems,
-    spread_problems,
-    toleration_problems,
-    windows_problems,
-)
+from . import pod_object_rules as objects
+from .labels import LABEL_VALUE, annotation_problems, is_domain, is_label_value, is_qualified_name, label_problems
 from .pod_rules import (
     PodRule,
     at_most_one_besides,
@@ -87,12 +59,16 @@ class DefinitionRules:
 NO_RULES = DefinitionRules({})
 
 
-def _rules(*objects: PodRule, **fields: PodRule) -> DefinitionRules:
-    return DefinitionRules(fields, objects)
+def _rules(*rules: PodRule, **fields: PodRule) -> DefinitionRules:
+    return DefinitionRules(fields, rules)
 
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_FIELD = r"metadata\.(name|namespace|uid)|metadata\.(labels|annotations)\['[^']+'\]"
+_KEY_NAME = "[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_FIELD = (
+    rf"metadata\.(name|namespace|uid|labels\['([a-z0-9][-.a-z0-9]*/)?{_KEY_NAME}'\]"
+    rf"|annotations\['([A-Za-z0-9][-.A-Za-z0-9]*/)?{_KEY_NAME}'\])"
+)
 _LABEL = matching(rf"(?=.{{1,63}}$){_NAME}", "at most 63 lower-case letters, digits and '-' (not at the ends)")
 _DOMAIN = text(is_domain, "lower-case letters, digits, '-' and '.' (not at the ends)")
 _KEY = text(is_qualified_name, "a name of letters, digits, '-', '_' and '.', perhaps after a domain and '/'")
@@ -109,6 +85,7 @@ _TARGET = text(
 )
 _RELATIVE = text(lambda path: _has_no_up(path) and path[0] != "/", "a relative path without '..'")
 _MODE = text(lambda mode: 0 <= mode <= 0o777, "file permissions from 0 to 0777 (511 in decimal)")
+_TRIMMED = text(lambda name: name == name.strip(), "a name without blanks at its ends")
 _LABEL_VALUE = text(is_label_value, LABEL_VALUE)
 # Grammar of github.com/distribution/reference, with which the kubelet reads images.
 _DOMAIN_PART, _PATH_PART = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?", "[a-z0-9]+((\\.|_|__|-+)[a-z0-9]+)*"
@@ -127,25 +104,32 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "ObjectMeta": _rules(labels=label_problems, annotations=annotation_problems, finalizers=each(_KEY)),
     "OwnerReference": _rules(needs("apiVersion", "kind", "name", "uid")),
     "PodSpec": _rules(
-        different("volumes", "name"),
-        different("resourceClaims", "name"),
-        container_names,
-        host_port_problems,
-        init_problems,
-        dns_problems,
-        root_user_problems,
-        spread_problems,
-        windows_problems,
-        different("schedulingGates", "name"),
-        in_field("resources", pod_resource_problems),
+        different("volumes.name"),
+        different("resourceClaims.name"),
+        different("initContainers.name", "containers.name"),
+        objects.host_port_problems,
+        objects.init_problems,
+        objects.device_problems,
+        objects.dns_problems,
+        objects.proc_problems,
+        objects.sysctl_problems,
+        objects.pod_amount_problems,
+        objects.root_user_problems,
+        objects.spread_problems,
+        objects.windows_problems,
+        different("schedulingGates.name"),
+        in_field("resources", objects.pod_resource_problems),
         no_field("ephemeralContainers", "in a pod template", lambda pod: True),
-        no_field("shareProcessNamespace", "with hostPID", lambda pod: pod.get("hostPID")),
+        not_both("hostPID", "shareProcessNamespace"),
         *(
             no_field(field, "with hostUsers: false", lambda pod: pod.get("hostUsers") is False)
             for field in ("hostNetwork", "hostPID", "hostIPC")
         ),
+        not_both("hostNetwork", "hostnameOverride"),
+        not_both("setHostnameAsFQDN", "hostnameOverride"),
         activeDeadlineSeconds=number(1, (1 << 31) - 1),
-        hostnameOverride=_DOMAIN,
+        overhead=objects.amount_problems,
+        hostnameOverride=text(lambda name: is_domain(name) and len(name) <= 64, "a host name of at most 64 characters"),
         nodeName=_DOMAIN,
         nodeSelector=label_problems,
         priorityClassName=_DOMAIN,
@@ -155,15 +139,15 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "LocalObjectReference": _rules(needs("name")),
     "Container": _rules(
         needs("name", "image"),
-        different("ports", "name"),
-        different("volumeMounts", "mountPath"),
-        different("volumeDevices", "devicePath"),
+        different("ports.name"),
+        different("volumeMounts.mountPath", "volumeDevices.devicePath"),
+        needs_if("restartPolicy", "with restartPolicyRules", lambda container: container.get("restartPolicyRules")),
         in_field("livenessProbe.successThreshold", number(0, 1)),
         in_field("startupProbe.successThreshold", number(0, 1)),
         in_field("readinessProbe", no_field("terminationGracePeriodSeconds", "in a readinessProbe", lambda _: True)),
-        propagation_problems,
-        first_word_problems,
-        different("resizePolicy", "resourceName"),
+        objects.propagation_problems,
+        objects.first_word_problems,
+        different("resizePolicy.resourceName"),
         name=_LABEL,
         image=_IMAGE,
         restartPolicy=choice("Always", "Never", "OnFailure"),
@@ -196,23 +180,25 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "ConfigMapKeySelector": _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY),
     "SecretKeySelector": _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY),
     "ResourceFieldSelector": _rules(
+        objects.divisor_problems,
         resource=matching(
             r"(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-.+)", "a resource such as limits.cpu"
-        )
+        ),
     ),
     "ObjectFieldSelector": _rules(apiVersion=text("v1".__eq__, "v1")),
-    "ResourceRequirements": _rules(resource_problems, claim_name_problems),
+    "ResourceRequirements": _rules(objects.resource_problems, objects.claim_name_problems),
     "Volume": _rules(needs("name"), at_most_one_besides("name"), name=_LABEL),
     "VolumeProjection": _rules(at_most_one_besides()),
     "ConfigMapVolumeSource": _rules(needs("name"), defaultMode=_MODE),
     "ConfigMapProjection": _rules(needs("name")),
     "SecretVolumeSource": _rules(needs("secretName"), defaultMode=_MODE),
     "SecretProjection": _rules(needs("name")),
-    "ProjectedVolumeSource": _rules(projected_path_problems, defaultMode=_MODE),
+    "ProjectedVolumeSource": _rules(objects.projected_path_problems, defaultMode=_MODE),
     "DownwardAPIVolumeSource": _rules(defaultMode=_MODE),
     "DownwardAPIVolumeFile": _rules(
         needs("path"),
         one_of("fieldRef", "resourceFieldRef"),
+        in_field("resourceFieldRef", needs("containerName")),
         in_field(
             "fieldRef.fieldPath",
             matching(rf"{_FIELD}|metadata\.(labels|annotations)", "a field of metadata, such as metadata.labels"),
@@ -241,7 +227,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         iqn=matching(r"(iqn|eui|naa)\..+", "a name that begins with iqn., eui. or naa."),
         lun=_LUN,
     ),
-    "AzureDiskVolumeSource": _rules(azure_disk_problems),
+    "AzureDiskVolumeSource": _rules(objects.azure_disk_problems),
     "GitRepoVolumeSource": _rules(directory=_RELATIVE),
     "QuobyteVolumeSource": _rules(registry=matching(r"[^:,]+:[^:,]+(,[^:,]+:[^:,]+)*", "HOST:PORT,...")),
     "GCEPersistentDiskVolumeSource": _rules(partition=_LUN),
@@ -254,13 +240,13 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         in_field("metadata", no_field("name", "in a volumeClaimTemplate", lambda metadata: True))
     ),
     "PersistentVolumeClaimSpec": _rules(
-        needs("accessModes"), claim_problems, storageClassName=_DOMAIN, volumeAttributesClassName=_DOMAIN
+        needs("accessModes"), objects.claim_problems, storageClassName=_DOMAIN, volumeAttributesClassName=_DOMAIN
     ),
     "TypedLocalObjectReference": _rules(needs("kind", "name")),
     "TypedObjectReference": _rules(needs("kind", "name")),
     "VolumeMount": _rules(
         needs("name", "mountPath"),
-        no_field("subPathExpr", "with subPath", lambda mount: mount.get("subPath")),
+        not_both("subPath", "subPathExpr"),
         no_field("recursiveReadOnly", "without readOnly: true", _may_write),
         subPath=_RELATIVE,
         subPathExpr=_RELATIVE,
@@ -283,9 +269,9 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "HTTPGetAction": _rules(port=_PORT_OR_NAME),
     "TCPSocketAction": _rules(port=_PORT_OR_NAME),
     "GRPCAction": _rules(port=_PORT),
-    "SecurityContext": _rules(escalation_problems, runAsUser=_USER, runAsGroup=_USER),
+    "SecurityContext": _rules(objects.escalation_problems, runAsUser=_USER, runAsGroup=_USER),
     "PodSecurityContext": _rules(
-        different("sysctls", "name"),
+        different("sysctls.name"),
         runAsUser=_USER,
         runAsGroup=_USER,
         fsGroup=_USER,
@@ -293,24 +279,24 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         seLinuxChangePolicy=choice("MountOption", "Recursive"),
     ),
     "PodOS": _rules(needs("name"), name=text("linux".__eq__, "linux, the only system on which ranks run")),
-    "SeccompProfile": _rules(needs("type"), profile_problems, localhostProfile=_RELATIVE),
-    "AppArmorProfile": _rules(needs("type"), profile_problems),
+    "SeccompProfile": _rules(needs("type"), objects.profile_problems, localhostProfile=_RELATIVE),
+    "AppArmorProfile": _rules(needs("type"), objects.profile_problems, localhostProfile=_TRIMMED),
     "Sysctl": _rules(
         needs("name"),
         name=matching(
             rf"({_NAME.replace('[-', '[-_')}[./])*{_NAME.replace('[-', '[-_')}", "a name such as net.core.somaxconn"
         ),
     ),
-    "Toleration": _rules(toleration_problems, key=_KEY, value=_LABEL_VALUE, operator=choice("Equal", "Exists")),
+    "Toleration": _rules(objects.toleration_problems, key=_KEY, value=_LABEL_VALUE, operator=choice("Equal", "Exists")),
     "NodeSelector": _rules(needs("nodeSelectorTerms")),
-    "NodeSelectorTerm": _rules(in_field("matchFields", each(node_field_problems))),
+    "NodeSelectorTerm": _rules(in_field("matchFields", each(objects.node_field_problems))),
     "NodeSelectorRequirement": _rules(
-        needs("key", "operator"), expression_problems, key=_KEY, values=each(_LABEL_VALUE)
+        needs("key", "operator"), objects.expression_problems, key=_KEY, values=each(_LABEL_VALUE)
     ),
     "LabelSelector": _rules(matchLabels=label_problems),
     "LabelSelectorRequirement": _rules(
         needs("key", "operator"),
-        expression_problems,
+        objects.expression_problems,
         key=_KEY,
         operator=choice("In", "NotIn", "Exists", "DoesNotExist"),
         values=each(_LABEL_VALUE),
@@ -323,6 +309,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
             no_field(field, "without a labelSelector", lambda one: one.get("labelSelector") is None)
             for field in ("matchLabelKeys", "mismatchLabelKeys")
         ),
+        objects.label_key_problems,
         topologyKey=_KEY,
         namespaces=each(_LABEL),
         matchLabelKeys=each(_KEY),

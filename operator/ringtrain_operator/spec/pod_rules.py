@@ -141,9 +141,15 @@ def no_field(field: str, why: str, applies: Callable[[Mapping[str, Any]], object
     return rule
 
 
-def different(field: str, key: str) -> PodRule:
-    """Return a rule for an object: the items of its list `field` must have different values of `key`."""
-    return lambda value: given_twice((f".{field}[{i}].{key}", v.get(key)) for i, v in enumerate(value.get(field) or ()))
+def items_of(owner: Mapping[str, Any], *fields: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the items of an object's lists `fields`, each after its path."""
+    return [(f".{field}[{i}]", item) for field in fields for i, item in enumerate(owner.get(field) or ())]
+
+
+def different(*places: str) -> PodRule:
+    """Return a rule for an object: the items of its lists must have different values. `places`: LIST.KEY of each."""
+    pairs = [place.split(".") for place in places]
+    return lambda one: given_twice((f"{p}.{key}", v.get(key)) for field, key in pairs for p, v in items_of(one, field))
 
 
 def given_twice(named: Iterable[tuple[str, object]]) -> Found:

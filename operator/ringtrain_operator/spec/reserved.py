@@ -154,7 +154,7 @@ def _template_clashes(template: Mapping[str, Any], path: str) -> Iterator[Proble
         if label in LABELS or str(label).startswith(f"{contract.GROUP}/"):
             yield Problem(f"{path}.metadata.labels[{label}]", "is set by the operator; remove it")
     for field, why in POD_FIELDS.items():
-        if field in pod:
+        if pod.get(field):
             yield Problem(f"{path}.spec.{field}", f"is set by the operator ({why}); remove it")
     for index, volume in enumerate(pod.get("volumes") or ()):
         if volume.get("name") in VOLUMES:
