@@ -159,11 +159,11 @@ async def test_pods_pull_as_those_of_the_namespace_do(control_plane: ControlPlan
 async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
     """If a template breaks a rule that only the API server checks, the condition has the field and its message."""
     part = worker()
-    part["template"]["spec"]["containers"][0]["securityContext"] = {"procMount": "Unmasked"}
+    part["template"]["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": 3000}}}
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
         await s.submit(worker=part)
-        running = await s.until_condition("Running", "False", "spec.containers[0].securityContext.procMount")
-        assert "`hostUsers` must be false to use `Unmasked`" in running["message"]
+        running = await s.until_condition("Running", "False", "spec.containers[0].lifecycle.preStop.sleep")
+        assert "terminationGracePeriodSeconds" in running["message"]
         await s.change({"worker": {"replicas": 1}})  # it goes on being looked at
         await s.until(lambda j: j["status"].get("ledger", {}).get("attemptWorkers") == 1)
 

@@ -349,7 +349,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         ({"a": np.ma.array([1, 2], mask=[0, 1])}, "checkpoint: a is MaskedArray "),
         ({"a": np.zeros(1, "i4,f4")}, "checkpoint: a is ndarray array([(0, 0.)], dtype="),
         ({"a": np.zeros(1, ml_dtypes.float8_e4m3)}, "checkpoint: a is ndarray array([0], dtype="),
-        ({"a": np.zeros(1, ml_dtypes.float8_e5m2)}, "checkpoint: a is ndarray array([0], dtype='float8_e5m2')"),
+        ({"a": np.zeros(1, ml_dtypes.float8_e5m2)}, "checkpoint: a is ndarray array([0], dtype="),
         ({"a": ml_dtypes.float8_e5m2(0)}, "checkpoint: a is float8_e5m2 "),
     ],
     ids=[
