@@ -14,6 +14,26 @@ from ringtrain_operator.build.credentials import issue_credentials
 from ringtrain_operator.spec.job import Job
 from ringtrain_operator.spec.parse import parse_job
 
+# Saves when it is asked to stop, and quits when it is asked again. Ranks end seconds apart, and not well.
+SAVE = """
+import os, signal, time
+asked = []
+def save(*_):
+    print("SIGTERM")
+    asked.append(1)
+    if len(asked) == 2:
+        os._exit(9)
+signal.signal(signal.SIGTERM, save)
+print("trains")
+while not asked:
+    time.sleep(0.05)
+until = time.monotonic() + 3 + 3 * int(os.environ["RANK"])
+while time.monotonic() < until:
+    time.sleep(0.05)
+print("saved")
+os._exit(1)
+"""
+
 
 def make_job(uid: str = "uid-1", *, launcher_as_worker: bool = False) -> Job:
     template = {"spec": {"containers": [{"name": "train", "image": "none", "command": ["true"]}]}}

@@ -1,13 +1,15 @@
 """An elastic MPI job: each generation has a separate mpirun, and pods stay."""
 
 import re
+import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
-from mpi_jobs import MpiGang
+from mpi_jobs import SAVE, MpiGang
 from mpi_libraries import ALL, OPEN_MPI, python
 from support.gang import PodProcess, until, until_ended
 
@@ -68,6 +70,21 @@ def test_mpirun_is_run_anew_over_the_pods_that_live(
     assert launcher.wait() == 0, launcher.err()
     message = launcher.message()
     assert (message["outcome"], message["worldSize"], message["ranksSucceeded"]) == ("Succeeded", 4, 4)
+
+
+@pytest.mark.parametrize("library", ALL)
+def test_ranks_save_when_a_person_stops_the_job(library: Any, local_gang: Callable[..., MpiGang]) -> None:
+    """They have the grace period of their pods: mpirun, which would kill them after a second, is stopped after them."""
+    settings = {**ELASTIC, "RINGTRAIN_TIMEOUT": "60", "RINGTRAIN_MPI_REQUIRE_INIT": "0", **library.need()}
+    job = local_gang(2, 1, library.implementation, **settings)
+    job.agents()
+    (job.directory / "save.py").write_text(SAVE)
+    launcher = job.launcher("mpirun", sys.executable, f"{job.directory}/save.py")
+    for rank in range(2):
+        job.wait_for_line(rank, "trains")
+    launcher.send(signal.SIGINT)
+    assert launcher.wait() == 128 + signal.SIGTERM, launcher.err()
+    assert [job.rank_log(rank).split() for rank in range(2)] == [["trains", "SIGTERM", "saved"]] * 2
 
 
 def test_a_script_that_calls_mpirun_is_run_anew(local_gang: Callable[..., MpiGang], short_path: Path) -> None:

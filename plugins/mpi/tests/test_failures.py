@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from mpi_jobs import MpiGang
+from mpi_jobs import SAVE, MpiGang
 from mpi_libraries import ALL, MPICH, OPEN_MPI, OPEN_MPI_5, Library, python
 from support.gang import until_ended
 
@@ -275,27 +275,6 @@ def test_a_rank_that_is_killed(library: Any, gang: Callable[..., MpiGang], short
     assert (found["reason"], found["rank"], found["pod"]) == ("RankFailed", 3, "job-worker-1")
     assert [agent.wait() for agent in agents] == [75, 128 + signal.SIGKILL]
     until_ended(ranks)
-
-
-# Saves when it is asked to stop, and quits when it is asked again. Ranks end seconds apart, and not well.
-SAVE = """
-import os, signal, time
-asked = []
-def save(*_):
-    print("SIGTERM")
-    asked.append(1)
-    if len(asked) == 2:
-        os._exit(9)
-signal.signal(signal.SIGTERM, save)
-print("trains")
-while not asked:
-    time.sleep(0.05)
-until = time.monotonic() + 3 + 3 * int(os.environ["RANK"])
-while time.monotonic() < until:
-    time.sleep(0.05)
-print("saved")
-os._exit(1)
-"""
 
 
 @pytest.mark.parametrize("library", ALL)

@@ -91,15 +91,14 @@ class ElasticBackend:
         return HandOver() if self._clock() - self._requested_at >= self._config.hand_over_s else None
 
     def stop(self, verdict: Verdict) -> None:
-        self.close()  # agents that end from now on were ordered to
+        self._leave_hosts()  # agents that end from now on were ordered to
         self._gang.give(Stop(verdict))
 
     def is_quiet(self) -> bool:
         return self._gang.all_drained()
 
     def close(self) -> None:
-        if self._hosts is not None:
-            self._hosts.close()
+        self._leave_hosts()
 
     def may_end(self) -> bool:
         """Return whether the attempt may end as soon as all ranks have succeeded."""
@@ -114,6 +113,11 @@ class ElasticBackend:
     def failure_of_starter(self, view: WorldView, gang: GangView, now: float) -> Verdict | None:
         """Hook for subclasses: return a verdict if the process that starts the ranks has failed; None otherwise."""
         return None
+
+    def _leave_hosts(self) -> None:
+        """Stop to request slots of hosts that may change."""
+        if self._hosts is not None:
+            self._hosts.close()
 
     def request_workers(self, workers: int, gone: Mapping[int, int] | None = None) -> None:
         """Request ranks on the first `workers` workers. Raises ConfigurationError if that is outside the job's limits.
