@@ -94,9 +94,10 @@ def end_leases() -> None:
         _, lease = _leases.popitem()
         with lease:
             lease.shutdown(socket.SHUT_WR)
-            lease.recv(1)  # nothing: it has been noted, and a server that ends has removed its folder
-    with suppress(OSError):  # others have theirs in it
-        _folder_of_run().rmdir()
+            lease.recv(1)  # b"": the server has counted the end of this lease, and has ended if it was the last one
+    if _folder_of_run().exists():
+        with _locked(_folder_of_run()), suppress(OSError):  # not empty if other processes have leases
+            _folder_of_run().rmdir()
 
 
 atexit.register(end_leases)
@@ -110,10 +111,17 @@ def _folder_of_run() -> Path:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    folder.mkdir(mode=0o700, exist_ok=True)
-    descriptor = os.open(folder, os.O_RDONLY)
+    """Hold a lock on `folder`, which is created if necessary. Another process may have removed it meanwhile."""
+    while True:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with suppress(FileNotFoundError):
+            descriptor = os.open(folder, os.O_RDONLY)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.stat(folder), os.fstat(descriptor)):
+                    break
+            os.close(descriptor)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)

@@ -297,7 +297,7 @@ def pod_amount_problems(pod: Mapping[str, Any]) -> Found:
     own = pod.get("resources") or {}
     limits, requests = own.get("limits") or {}, own.get("requests") or {}
     for name, least in {**limits, **requests}.items():
-        most, bound, asked = quantity_value(limits.get(name)), quantity_value(least), _asked(pod, name)
+        most, bound, asked = quantity_value(limits.get(name)), quantity_value(least), _requested(pod, name)
         amounts = [
             (path, ((container.get("resources") or {}).get("limits") or {}).get(name))
             for path, container in items_of(pod, "containers")
@@ -310,7 +310,7 @@ def pod_amount_problems(pod: Mapping[str, Any]) -> Found:
             yield f".resources.{'requests' if name in requests else 'limits'}[{name}]", f"is {least}; {expected}"
 
 
-def _asked(pod: Mapping[str, Any], name: str) -> Decimal:
+def _requested(pod: Mapping[str, Any], name: str) -> Decimal:
     """Return what the pod's containers request of a resource together. Sidecars run beside the containers."""
     beside = most = Decimal(0)
     for path, container in items_of(pod, *_CONTAINERS):

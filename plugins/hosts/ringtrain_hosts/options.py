@@ -17,7 +17,7 @@ from ringtrain_hosts.hosts import allocated_hosts, find_hosts, given_hosts, task
 from ringtrain_hosts.several_hosts import run_on_hosts
 from ringtrain_hosts.ssh import SrunOptions
 from ringtrain_job.cli.elastic import elastic_run
-from ringtrain_job.cli.run_extension import RunPlan, RunRequest, require_ranks
+from ringtrain_job.cli.run_extension import RunPlan, RunRequest, RunStart, require_ranks
 
 _HOSTS: Final = click.Option(
     ("-H", "--hosts"),
@@ -139,7 +139,7 @@ def _plan(
     variables: Mapping[str, str] | None = None,
     words: Sequence[str] = (),
     log_slots: int | None = None,
-    start: Any = None,
+    start: RunStart | None = None,
 ) -> RunPlan:
     return RunPlan(
         ranks,

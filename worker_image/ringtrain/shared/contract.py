@@ -142,4 +142,5 @@ PLUGIN_VARIABLES: Final = {
     ENV_LOG_REPORT: "page",
     ENV_OTEL: "sinks",
     ENV_SINKS: "sinks",
+    ENV_HOST_DISCOVERY_SCRIPT: "hosts",
 }

@@ -17,22 +17,22 @@ from ringtrain_job.control.termination import termination_message, write_termina
 log = logging.getLogger(__name__)
 
 
-def exit_code_of(body: Callable[[], int], tell: Callable[[str], object] = log.error) -> int:
+def exit_code_of(body: Callable[[], int], print_error: Callable[[str], object] = log.error) -> int:
     """Run `body` and return its exit code. If it raises, write a termination message and return an exit code for the
-    error. `tell`: prints an error that the user can correct."""
+    error. `print_error`: prints an error that the user can correct."""
     try:
         return body()
     except ConfigurationError as exc:
-        tell(str(exc))
+        print_error(str(exc))
         return _write_failure(contract.EXIT_BAD_CONFIGURATION, reason_of(exc), str(exc))
     except PortTaken as exc:
-        tell(str(exc))
+        print_error(str(exc))
         return _write_failure(contract.EXIT_NOT_ASSEMBLED, Reason.NOT_ASSEMBLED, str(exc))
     except Exception as exc:
         if isinstance(exc, OSError) and exc.errno in (errno.EMFILE, errno.ENFILE):
             most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
             problem = f"{exc.strerror}: a process may open {most} files here; raise the limit (ulimit -n)"
-            tell(problem)
+            print_error(problem)
             return _write_failure(contract.EXIT_BAD_CONFIGURATION, Reason.BAD_CONFIGURATION, problem)
         log.exception("internal error of ringtrain")
         return _write_failure(contract.EXIT_INTERNAL_ERROR, Reason.INTERNAL_ERROR, f"{type(exc).__name__}: {exc}")

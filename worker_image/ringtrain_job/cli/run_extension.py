@@ -27,6 +27,10 @@ class RunRequest:
     given: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Runs a command (variables of launcher and agents, command, whether to log more) and returns the exit code.
+RunStart = Callable[[Mapping[str, str], Sequence[str], bool], int]
+
+
 def _link_nothing(_: AttemptFiles) -> None:
     """Create no links to the files of the run."""
 
@@ -37,9 +41,8 @@ class RunPlan:
 
     `variables`: environment variables of launcher and agents. `words`: additional arguments of the launcher. `notes`:
     lines to print before the start. `hosts`: number of hosts. `others`: names of those that are not this machine.
-    `is_here`: whether this machine runs ranks. `link`: creates links to the files of the run. `start`: runs a command
-    on other hosts with the given variables and returns the exit code (variables, command, verbose); None to run it on
-    this machine.
+    `is_here`: whether this machine runs ranks. `link`: creates links to the files of the run. `start`: runs the
+    command if other hosts take part; None if it runs on this machine only.
     """
 
     ranks: int
@@ -51,7 +54,7 @@ class RunPlan:
     others: Sequence[str] = ()
     is_here: bool = True
     link: Callable[[AttemptFiles], None] = _link_nothing
-    start: Callable[[Mapping[str, str], Sequence[str], bool], int] | None = None
+    start: RunStart | None = None
 
 
 class RunExtension(Protocol):

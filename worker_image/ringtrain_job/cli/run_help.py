@@ -21,7 +21,7 @@ _SECTIONS: Final = {
 _OTHERS: Final = "Other options"
 _RANKS: Final = "write: ringtrain run -np N python SCRIPT (N: number of all ranks)"
 _MODULE: Final = "write the whole command: ringtrain run -np N python -m MODULE"
-_HOSTS: Final = "remove it: ranks run on this machine; for several machines, install the plugin for them (README)"
+_HOSTS: Final = "remove it: ranks run on this machine; see README for runs on several machines"
 _FILES: Final = "remove it: the folder of a run has a file with the output of each rank"
 # What to do instead, by option of another launcher that is unknown here.
 _TORCHRUN: Final = {

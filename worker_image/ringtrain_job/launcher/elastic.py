@@ -115,7 +115,7 @@ class ElasticBackend:
         return None
 
     def _leave_hosts(self) -> None:
-        """Stop to request slots of hosts that may change."""
+        """Stop requesting slots of hosts that may change."""
         if self._hosts is not None:
             self._hosts.close()
 
