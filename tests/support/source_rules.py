@@ -71,6 +71,83 @@ TRAINER_RUNTIMES: list[tuple[str, str, str, int | None]] = [
     ("deepspeed-distributed", "mpi", f"{_IMAGES}/deepspeed-runtime:v2.3.0", 1000),
     ("mlx-distributed", "mpi", f"{_IMAGES}/mlx-runtime:v2.3.0", 1000),
 ]
+# Of manifests/base/runtimes/torchtune: name of a runtime, model in Hugging Face's hub, end of the node's command.
+_TOKENIZER = ["tokenizer.path=/workspace/model/original/tokenizer.model"]
+TUNE_RUNTIMES: dict[str, tuple[str, list[str]]] = {
+    "torchtune-llama3.2-1b": ("meta-llama/Llama-3.2-1B-Instruct", _TOKENIZER),
+    "torchtune-llama3.2-3b": ("meta-llama/Llama-3.2-3B-Instruct", _TOKENIZER),
+    "torchtune-qwen2.5-1.5b": (
+        "Qwen/Qwen2.5-1.5B-Instruct",
+        ["tokenizer.path=/workspace/model/vocab.json", "tokenizer.merges_file=/workspace/model/merges.txt"],
+    ),
+}
+# kubeflow/trainer 2.3: what torch.go and torchtune.go make of the command `tune run`. Of a job: its runtime's name,
+# numNodes, numProcPerNode, GPUs of a node, args. Result: whether torchrun's rendezvous is set, recipe, configuration.
+# Cases of TestGetRecipeAndConfig and TestIsUseQLoraFinetune (torchtune_test.go); those with "TorchTune values" of
+# core/trainingruntime_test.go, "succeeded to build JobSet with TorchTune values". QLoRA on four GPUs is valid for 70B.
+_1B, _70B, _LORA = "torchtune-llama3.2-1b", "torchtune-llama3.3-70b", "model.lora_attn_modules=['q_proj']"
+_QLORA, _DORA = "model.quantize_base=True", "model.use_dora=True"
+_TuneCase = tuple[str, int, int | None, int, list[str]]
+TUNE: dict[str, tuple[_TuneCase, tuple[bool, str, str]]] = {
+    "single device full": (
+        (_1B, 1, None, 1, []),
+        (False, "full_finetune_single_device", "llama3_2/1B_full_single_device"),
+    ),
+    "single device lora": (
+        (_1B, 1, None, 1, [_LORA]),
+        (False, "lora_finetune_single_device", "llama3_2/1B_lora_single_device"),
+    ),
+    "single device qlora": (
+        (_1B, 1, None, 1, [_QLORA]),
+        (False, "lora_finetune_single_device", "llama3_2/1B_qlora_single_device"),
+    ),
+    "single node multi-gpu full": ((_1B, 1, None, 4, []), (True, "full_finetune_distributed", "llama3_2/1B_full")),
+    "single node multi-gpu lora": ((_1B, 1, None, 4, [_LORA]), (True, "lora_finetune_distributed", "llama3_2/1B_lora")),
+    "single node multi-gpu qlora": (
+        (_70B, 1, None, 4, [_QLORA]),
+        (True, "lora_finetune_distributed", "llama3_3/70B_qlora"),
+    ),
+    "multi-node full": ((_70B, 2, None, 8, []), (True, "full_finetune_distributed", "llama3_3/70B_full_multinode")),
+    "numProcPerNode=1 with multiple gpus": (
+        (_1B, 1, 1, 4, []),
+        (False, "full_finetune_single_device", "llama3_2/1B_full_single_device"),
+    ),
+    "numProcPerNode>1": ((_1B, 1, 4, 4, []), (True, "full_finetune_distributed", "llama3_2/1B_full")),
+    "TorchTune values": (
+        (_70B, 30, 3, 0, ["dtype=fp16", "loss=torchtune.modules.loss.CEWithChunkedOutputLoss"]),
+        (True, "full_finetune_distributed", "llama3_3/70B_full_multinode"),
+    ),
+    "TorchTune values (LoRA)": (
+        (_1B, 1, None, 2, ["model.apply_lora_to_mlp=True", "model.lora_attn_modules=[q_proj,k_proj]"]),
+        (True, "lora_finetune_distributed", "llama3_2/1B_lora"),
+    ),
+    "TorchTune values (QLoRA)": (
+        (_1B, 1, None, 1, [_LORA, _QLORA, "dataset.source=parquet"]),
+        (False, "lora_finetune_single_device", "llama3_2/1B_qlora_single_device"),
+    ),
+    "TorchTune values (DoRA)": (
+        (_1B, 1, None, 2, [_LORA, _QLORA, _DORA]),
+        (True, "lora_finetune_distributed", "llama3_2/1B_lora"),
+    ),
+    "quantize base explicitly disabled": (
+        (_1B, 1, None, 1, [_LORA, "model.quantize_base=False"]),
+        (False, "lora_finetune_single_device", "llama3_2/1B_lora_single_device"),
+    ),
+    "qwen2.5": (
+        ("torchtune-qwen2.5-1.5b", 1, None, 2, []),
+        (True, "full_finetune_distributed", "qwen2_5/1.5B_full"),
+    ),
+}
+# Jobs that validateTorchTune in torchtune.go refuses, and the field that it names.
+TUNE_REFUSED: dict[str, tuple[_TuneCase, str]] = {
+    "unsupported pretrained model": (("torchtune-llama3.1-70b", 1, None, 1, []), "spec.runtimeRef.name"),
+    "fewer than three parts": (("torchtune-llama3.2", 1, None, 1, []), "spec.runtimeRef.name"),
+    "multi-node mode is only for Llama-3.3-70b": (("torchtune-llama3.2-3b", 2, None, 0, []), "spec.trainer.numNodes"),
+    "qlora for qwen": (("torchtune-qwen2.5-1.5b", 1, None, 1, [_LORA, _QLORA]), "spec.trainer.args"),
+    "multi-devices qlora for llama3.2-1b": ((_1B, 1, None, 2, [_LORA, _QLORA]), "spec.trainer.args"),
+    "lora for multi-node": ((_70B, 2, None, 8, [_LORA]), "spec.trainer.numNodes"),
+    "immutable config": ((_1B, 1, None, 1, ["a=1", "output_dir=/x"]), "spec.trainer.args[1]"),
+}
 # kubeflow/training-operator v1, pkg/controller.v1: pytorch/envvar.go, pytorch/elastic.go, jax/envvar.go,
 # xgboost/xgboost.go.
 _TORCH = {"RANK": "{rank}", "WORLD_SIZE": "{nodes}", "MASTER_ADDR": "head", "MASTER_PORT": "29400"}

@@ -13,7 +13,7 @@ from ringtrain_operator.spec.training_template import Template, merged_spec, rea
 
 Json = dict[str, Any]
 _KINDS = {"ClusterTrainingRuntime": CLUSTER, "TrainingRuntime": "TrainingTemplate"}
-_ITS_COMMAND = "the job's command"
+_ITS_COMMAND = "COMMAND-OF-THE-JOB"
 # Fields that a TrainJob must set if its runtime does not, with placeholders.
 _SAID_BY_JOBS: Json = {"command": [_ITS_COMMAND], "numProcPerNode": 1}
 _CONTAINERS = ("containers", "initContainers")

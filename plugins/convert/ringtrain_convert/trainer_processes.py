@@ -51,7 +51,9 @@ def trainer_process_source_of(policy: Mapping[str, Any]) -> str:
     found = [name for name, value in policy.items() if isinstance(value, Mapping)]
     for name in found:
         if name not in SOURCES:
-            message = f"is not supported, expected one of {', '.join(SOURCES)}, mpi; or none, with a plain command"
+            message = (
+                f"is not supported, expected one of {', '.join(SOURCES)}, mpi, flux; or none, with a plain command"
+            )
             raise Invalid([Problem(f"runtime.spec.mlPolicy.{name}", message)])
     return found[0] if found else ""
 
@@ -61,14 +63,10 @@ def trainer_process_count(
 ) -> tuple[list[str], int]:
     """Return a rank's command, and how many ranks Trainer (or its torchrun) starts on a node. Raises Invalid for a
     command that is not supported. `wanted`: numProcPerNode."""
-    tune = list(command[:2]) == ["tune", "run"] and source == "torch"
-    if tune and all(word.startswith("-") or "=" in word for word in command[2:]):
-        message = "is torchtune's without a recipe, which Trainer adds: write the whole command"
-        raise Invalid([Problem("spec.trainer.command", message)])
     gpus = trainer_gpus(resources)
     given = {"jax": _JAX, "xgboost": _XGBOOST}.get(source, {})
     if source == "torch":
-        count = _trainer_processes(wanted, resources)
+        count = processes_of_node(wanted, resources)
         devices = {**dict.fromkeys(resources.value.get("limits") or (), 0), "gpu": gpus}
         ranks, program = counted_torchrun(command, count, devices, notes)
         if ranks:
@@ -107,7 +105,7 @@ def trainer_gpus(resources: Given) -> int:
     return 0
 
 
-def _trainer_processes(wanted: Given, resources: Given) -> str:
+def processes_of_node(wanted: Given, resources: Given) -> str:
     """Return a node's number of processes as in Trainer 2.1 to 2.3; `gpu` if only the node knows it."""
     word, gpus = str(wanted.value or "auto"), trainer_gpus(resources)
     if word.isdecimal():

@@ -8,6 +8,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from ringtrain_convert.flux import replace_flux
+from ringtrain_convert.initializers import (
+    CLAIM_SHAPE,
+    INITIALIZERS,
+    add_initializers,
+    add_variables,
+    initializer_pod,
+    take_claims,
+)
+from ringtrain_convert.initializers import SHAPE as INITIALIZER_SHAPE
 from ringtrain_convert.metadata import (
     Converted,
     carried_template,
@@ -26,9 +36,12 @@ from ringtrain_convert.mpijob import (
 )
 from ringtrain_convert.runtime_patches import SHAPE, apply_patches
 from ringtrain_convert.source_labels import JOBSET, add_source_labels
+from ringtrain_convert.torchtune import TUNE_RUN, TuneJob, tune_command
 from ringtrain_convert.trainer_processes import (
     Given,
     first_given,
+    processes_of_node,
+    trainer_gpus,
     trainer_mpi_slots,
     trainer_process_count,
     trainer_process_source_of,
@@ -40,6 +53,7 @@ GROUP = "trainer.kubeflow.org"
 VERSION = "v1alpha1"
 RUNTIMES = {"ClusterTrainingRuntime": "clustertrainingruntimes", "TrainingRuntime": "trainingruntimes"}
 _STEP = f"{GROUP}/trainjob-ancestor-step"
+_JOBS = "runtime.spec.template.spec.replicatedJobs"
 _NODE = "node"
 _LAUNCHER = "launcher"
 _SHAPE: dict[str, Any] = {
@@ -55,6 +69,7 @@ _SHAPE: dict[str, Any] = {
             "env": [{"name": str}],
             "resourcesPerNode": {"limits": {}, "requests": {}},
         },
+        **INITIALIZER_SHAPE,
         **SHAPE,
     },
 }
@@ -66,9 +81,11 @@ _RUNTIME_SHAPE: dict[str, Any] = {
             "metadata": {"labels": {}, "annotations": {}},
             "spec": {
                 "failurePolicy": {},
+                **CLAIM_SHAPE,
                 "replicatedJobs": [
                     {
                         "name": str,
+                        "dependsOn": [{"name": str}],
                         "template": {"metadata": {"labels": {}, "annotations": {}}, "spec": {"template": {}}},
                     }
                 ],
@@ -77,7 +94,7 @@ _RUNTIME_SHAPE: dict[str, Any] = {
     }
 }
 _WHY = {
-    "spec.initializer": "data and models are loaded by training code, by data workers, or by an init container",
+    "spec.initializer": "the runtime has no job for it",
     "spec.managedBy": "it names a controller of TrainJobs; set spec.managedBy if this job is to have one",
     "runtime.spec.mlPolicy.mpi.sshAuthMountPath": "there are no ssh keys to mount",
 }
@@ -111,10 +128,11 @@ def runtime_of(obj: Mapping[str, Any]) -> tuple[str, str]:
 class _TrainJobReader:
     """A TrainJob and its runtime while they are converted. A field is removed when it is read.
 
-    `notes`: messages for the user. `name`: name of the job, if it has one.
+    `notes`: messages for the user. `name`: name of the job, if it has one. `runtime_name`: name of its runtime.
     """
 
     name: str
+    runtime_name: str
     job: dict[str, Any]
     runtime: dict[str, Any]
     notes: list[str] = field(default_factory=list)
@@ -132,24 +150,30 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
 
     Raises Invalid with paths of the TrainJob, of the runtime (`runtime.spec...`), or of the result.
     """
-    runtime_of(obj)
+    _, runtime_name = runtime_of(obj)
     problems = shape_problems(runtime, "runtime", _RUNTIME_SHAPE)
     if problems:
         raise Invalid(problems)
     name = str((obj.get("metadata") or {}).get("name") or "")
-    reader = _TrainJobReader(name, copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {})))
+    job, of_runtime = copy.deepcopy(dict(obj["spec"])), copy.deepcopy(dict(runtime.get("spec") or {}))
+    reader = _TrainJobReader(name, runtime_name, job, of_runtime)
     reader.job.pop("runtimeRef")
     reader.notes += apply_patches(reader.job, reader.runtime)
     made = _trainjob_spec(reader)
     job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
     of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}
+    claims = _trainjob_claims(reader, made, obj.get("metadata") or {})
     found = converted_manifest(made, obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
-    return replace(found, notes=(*found.notes, *reader.leftovers()))
+    return replace(found, notes=(*found.notes, *reader.leftovers()), others=claims)
 
 
 def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
     trainer, policy = reader.job.pop("trainer", None) or {}, reader.runtime.pop("mlPolicy", None) or {}
     jobs = _trainjob_runtime_jobs(reader)
+    if "flux" in policy:
+        jobs.append(
+            {"name": _LAUNCHER, "template": replace_flux(policy, trainer, _job_of_role(jobs, _NODE), reader.notes)}
+        )
     mpi = policy.pop("mpi", None) or {} if "mpi" in policy else None
     of_runtime = Given(policy.pop("numNodes", None), "runtime.spec.mlPolicy.numNodes")
     nodes_wanted = first_given(Given(trainer.pop("numNodes", None), "spec.trainer.numNodes"), of_runtime)
@@ -166,14 +190,20 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
         made = _trainjob_mpi(reader, mpi, trainer, jobs, node)
         made["slotsPerWorker"] = trainer_mpi_slots(trainer.pop("numProcPerNode", None), mpi, amounts)
     else:
+        is_tune, of_runtime_command = trainer.get("command") == TUNE_RUN, container.get("command") or []
         _lay_over_trainer(container, trainer)
         torch = policy.get("torch") or {}
         of_policy = Given(torch.pop("numProcPerNode", None), "runtime.spec.mlPolicy.torch.numProcPerNode")
         wanted = first_given(Given(trainer.pop("numProcPerNode", None), "spec.trainer.numProcPerNode"), of_policy)
         command = take_command(container, "spec.trainer", reader.notes)
         source = trainer_process_source_of(policy)
+        if is_tune and source == "torch":
+            per_node = processes_of_node(wanted, amounts)
+            sizes = workers, int(per_node) if per_node.isdecimal() else 0, trainer_gpus(amounts)
+            command = tune_command(TuneJob(reader.runtime_name, of_runtime_command, command[2:], *sizes))
         container["command"], slots = trainer_process_count(source, command, wanted, amounts, reader.notes)
         made = {"backend": "ring", "agent": "Inject", "worker": node, "slotsPerWorker": slots}
+    _add_trainjob_initializers(reader, jobs, made)
     made |= _trainjob_scheduling(reader)
     made["runPolicy"] = _trainjob_run_policy(reader, jobs, _NODE if mpi is None else _LAUNCHER)
     reader.job |= {"trainer": trainer} if trainer else {}
@@ -200,7 +230,7 @@ def _trainjob_mpi(
         else:
             why = "a launcher never gets devices" if devices else "a gang has a worker"
             reader.notes.append(f"runLauncherAsNode is left out: {why}, so all nodes are workers")
-        _add_trainjob_variables(container, trainer.get("env") or [])
+        add_variables(container, trainer.get("env") or [])
     launcher = _trainjob_template(jobs, _LAUNCHER, reader)
     main = launcher["spec"]["containers"][0]
     _lay_over_trainer(main, trainer)
@@ -213,34 +243,73 @@ def _trainjob_mpi(
     return {"backend": "mpi", "agent": "Inject", "mpi": made, "worker": node, "launcher": {"template": launcher}}
 
 
+def _add_trainjob_initializers(reader: _TrainJobReader, jobs: list[dict[str, Any]], made: dict[str, Any]) -> None:
+    """Add the runtime's initializers to the first pod of the job with spec `made`, in place."""
+    roles = {f"{_JOBS}[{job.get('name')}].template.spec.template": (job, _trainjob_role(job)) for job in jobs}
+    pods = {
+        path: initializer_pod(job, role, reader.job, path)
+        for path, (job, role) in roles.items()
+        if role in INITIALIZERS
+    }
+    if not pods:
+        return
+    section, worker = made.get("launcher"), made["worker"]
+    if section is None and worker["replicas"] > 1:
+        worker["rank0Template"] = copy.deepcopy(worker["template"])
+    template = section["template"] if section else worker.get("rank0Template") or worker["template"]
+    add_initializers(pods, template, reader.notes)
+    where = "launcher" if section else "first worker"
+    names = " and ".join(role for _, role in roles.values() if role in INITIALIZERS)
+    reader.notes.append(f"{names}: init containers of the {where}, which run again if the gang restarts")
+
+
+def _trainjob_claims(
+    reader: _TrainJobReader, made: dict[str, Any], metadata: Mapping[str, Any]
+) -> tuple[dict[str, Any], ...]:
+    """Return the claims of the runtime's JobSet, and add their volumes to the job with spec `made`, in place."""
+    job_set = (reader.runtime.get("template") or {}).get("spec") or {}
+    templates = [made["worker"].get("template"), made["worker"].get("rank0Template")]
+    templates.append((made.get("launcher") or {}).get("template"))
+    policies = job_set.pop("volumeClaimPolicies", None) or ()
+    return take_claims(policies, metadata, [one for one in templates if one], reader.notes)
+
+
 def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
-    """Return the runtime's replicated jobs. Add a note for each that runs neither nodes nor mpirun."""
+    """Return the runtime's replicated jobs. Add a note for each that is left out."""
     job_set = (reader.runtime.get("template") or {}).get("spec") or {}
     jobs = job_set.pop("replicatedJobs", None) or []
     for job in jobs:
-        if _trainjob_role(job) not in (_NODE, _LAUNCHER):
-            path = f"runtime.spec.template.spec.replicatedJobs[{job.get('name')}]"
-            reader.notes.append(f"{path} is left out: {_WHY['spec.initializer']}")
+        if _trainjob_role(job) not in (_NODE, _LAUNCHER, *INITIALIZERS):
+            reader.notes.append(
+                f"{_JOBS}[{job.get('name')}] is left out: expected only nodes, initializers, a launcher"
+            )
     return list(jobs)
 
 
 def _trainjob_role(job: Mapping[str, Any]) -> str:
     labels = ((job.get("template") or {}).get("metadata") or {}).get("labels") or {}
-    name = str(job.get("name"))
-    return name if name in (_NODE, _LAUNCHER) else _NODE if labels.get(_STEP) == "trainer" else name
+    name, step = str(job.get("name")), str(labels.get(_STEP))
+    return (
+        name if name in (_NODE, _LAUNCHER) else _NODE if step == "trainer" else step if step in INITIALIZERS else name
+    )
+
+
+def _job_of_role(jobs: Iterable[dict[str, Any]], role: str) -> dict[str, Any]:
+    """Return the runtime's replicated job with this role. Raises Invalid if there is none."""
+    job = next((job for job in jobs if _trainjob_role(job) == role), None)
+    if job is None:
+        label = f" and none with the label {_STEP}: trainer" if role == _NODE else ""
+        raise Invalid([Problem(_JOBS, f"has no job {role!r}{label}, whose pods would be the {role}'s")])
+    return job
 
 
 def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _TrainJobReader) -> dict[str, Any]:
     """Return the pod template of the runtime's job with this role, with the training container first."""
-    path = "runtime.spec.template.spec.replicatedJobs"
-    job = next((job for job in jobs if _trainjob_role(job) == role), None)
-    if job is None:
-        label = f" and none with the label {_STEP}: trainer" if role == _NODE else ""
-        raise Invalid([Problem(path, f"has no job {role!r}{label}, whose pods would be the {role}'s")])
+    job = _job_of_role(jobs, role)
     name, outer = str(job.get("name")), job.get("template") or {}
     inner = outer.get("spec") or {}
     template: dict[str, Any] = inner.pop("template", None) or {}
-    where = f"{path}[{name}].template.spec.template"
+    where = f"{_JOBS}[{name}].template.spec.template"
     template = carried_template(
         checked_template(template, where), outer.get("metadata") or {}, path=where, notes=reader.notes
     )
@@ -249,8 +318,11 @@ def _trainjob_template(jobs: Iterable[dict[str, Any]], role: str, reader: _Train
     add_source_labels(template, labels, where, reader.notes)
     put_training_container_first(template, _NODE)
     left = {*inner, *(key for key in job if key not in ("name", "template"))} - {"backoffLimit"}
+    before = {one.get("name") for one in jobs if _trainjob_role(one) in INITIALIZERS}
+    if before.issuperset(need.get("name") for need in job.get("dependsOn") or ()):
+        left -= {"dependsOn"}
     for key in sorted(left):
-        reader.notes.append(f"{path}[{name}] has {key}, which is left out: the gang starts and ends as one")
+        reader.notes.append(f"{_JOBS}[{name}] has {key}, which is left out: the gang starts and ends as one")
     return template
 
 
@@ -260,14 +332,7 @@ def _lay_over_trainer(container: dict[str, Any], trainer: dict[str, Any]) -> Non
         if trainer.get(name) is not None:
             container[name] = trainer[name]
         trainer.pop(name, None)
-    _add_trainjob_variables(container, trainer.pop("env", None) or [])
-
-
-def _add_trainjob_variables(container: dict[str, Any], added: list[dict[str, Any]]) -> None:
-    if added:
-        names = {variable.get("name") for variable in added}
-        others = [variable for variable in container.get("env") or [] if variable.get("name") not in names]
-        container["env"] = others + copy.deepcopy(added)
+    add_variables(container, trainer.pop("env", None) or [])
 
 
 def _trainjob_scheduling(reader: _TrainJobReader) -> dict[str, Any]:
@@ -291,7 +356,7 @@ def _trainjob_run_policy(reader: _TrainJobReader, jobs: Iterable[dict[str, Any]]
         made["ttlSecondsAfterFinished"] = seconds
     job = next((job for job in jobs if _trainjob_role(job) == role), {})
     limit = (job.get("template") or {}).get("spec", {}).get("backoffLimit")
-    path = f"runtime.spec.template.spec.replicatedJobs[{job.get('name')}].template.spec.backoffLimit"
+    path = f"{_JOBS}[{job.get('name')}].template.spec.backoffLimit"
     retries = whole_field(limit, path, BACKOFF_LIMIT)
     restarts = (job_set.get("failurePolicy") or {}).pop("maxRestarts", None) or 0
     made["backoffLimit"] = (retries + 1) * (restarts + 1) - 1

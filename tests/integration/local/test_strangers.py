@@ -235,7 +235,8 @@ def world_of(case: Case) -> set[str]:
     """By what the source makes a world."""
     if case.kind == "MPIJob":
         return {"mpi"}
-    return set(case.runtime["spec"].get("mlPolicy") or {}) if case.kind == "TrainJob" else set()
+    policy = (case.runtime["spec"].get("mlPolicy") or {}) if case.kind == "TrainJob" else {}
+    return {"mpi" if name == "flux" else name for name in policy}
 
 
 def rules_of(case: Case) -> dict[str, str]:

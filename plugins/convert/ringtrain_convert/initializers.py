@@ -1,0 +1,99 @@
+"""Initializers of a TrainJob, which load its dataset and model, and the claims that its pods share.
+
+Trainer runs each initializer as a Job before the nodes (pkg/runtime/framework/plugins/jobset/builder.go). Here it is an
+init container. JobSet creates the claims (pkg/controllers/volume_claim_policy.go).
+"""
+
+import copy
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ringtrain_convert.metadata import checked_template
+from ringtrain_operator.errors import Invalid, Problem
+from ringtrain_operator.spec.template import containers_of
+
+Json = dict[str, Any]
+# Field of spec.initializer, by name of the replicated job and of its container.
+INITIALIZERS = {"dataset-initializer": "dataset", "model-initializer": "model"}
+_GIVEN = {"storageUri": str, "env": [{"name": str}], "secretRef": {"name": str}}
+SHAPE: Json = {"initializer": dict.fromkeys(INITIALIZERS.values(), _GIVEN)}
+CLAIM_SHAPE: Json = {
+    "volumeClaimPolicies": [{"templates": [{"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {}}]}]
+}
+_READ = {"containers", "initContainers", "volumes", "restartPolicy"}
+
+
+def add_variables(container: Json, added: list[Json]) -> None:
+    """Set variables of a container, in place. An added variable replaces one of the same name."""
+    if added:
+        names = {variable.get("name") for variable in added}
+        others = [variable for variable in container.get("env") or [] if variable.get("name") not in names]
+        container["env"] = others + copy.deepcopy(added)
+
+
+def initializer_pod(replicated: Mapping[str, Any], step: str, job: Json, path: str) -> Json:
+    """Return the pod of an initializer. Its fields of spec.initializer are removed from `job`, the TrainJob's spec."""
+    inner = (replicated.get("template") or {}).get("spec") or {}
+    pod: Json = copy.deepcopy(checked_template(inner.get("template"), path)["spec"])
+    given = job.get("initializer") or {}
+    own = given.pop(INITIALIZERS[step], None) or {}
+    uri, secret = own.pop("storageUri", None), (own.pop("secretRef", None) or {}).get("name")
+    env = [*([{"name": "STORAGE_URI", "value": uri}] if uri else []), *(own.pop("env", None) or ())]
+    for container in pod["containers"]:
+        if container.get("name") == step:
+            add_variables(container, env)
+            more = [{"secretRef": {"name": secret}}] if secret else []
+            container |= {"envFrom": [*(container.get("envFrom") or ()), *more]} if more else {}
+    if own:
+        given[INITIALIZERS[step]] = own
+    return pod
+
+
+def add_initializers(pods: Mapping[str, Json], template: Json, notes: list[str]) -> None:
+    """Add the containers of `pods` to a pod template as its first init containers, in place. Raises Invalid.
+
+    `pods`: pods of initializers, by path.
+    """
+    pod, added = template["spec"], []
+    for path, one in pods.items():
+        volumes = {volume.get("name"): volume for volume in pod.get("volumes") or ()}
+        for volume in one.get("volumes") or ():
+            if volume != volumes.get(volume.get("name"), volume):
+                message = f"has a volume {volume.get('name')} that differs from the node's: rename one of both"
+                raise Invalid([Problem(f"{path}.spec.volumes", message)])
+            if volume.get("name") not in volumes:
+                pod["volumes"] = [*(pod.get("volumes") or ()), volume]
+        added += [*(one.get("initContainers") or ()), *one["containers"]]
+        if left := sorted(field for field in one if field not in _READ and one[field] != pod.get(field)):
+            notes.append(f"{path}.spec ({', '.join(left)}) is left out: an init container has its pod's")
+    pod["initContainers"] = [*added, *(pod.get("initContainers") or ())]
+
+
+def take_claims(
+    policies: Iterable[Json], metadata: Mapping[str, Any], templates: Iterable[Json], notes: list[str]
+) -> tuple[Json, ...]:
+    """Return the claims that JobSet creates for `policies`, and add their volumes to `templates`, in place.
+
+    `metadata`: of the job, after which JobSet names the claims. Raises Invalid if the job has no name.
+    """
+    claims = [(policy, claim) for policy in policies for claim in policy.get("templates") or ()]
+    if claims and not metadata.get("name"):
+        message = "is missing; the claims of the runtime's volumeClaimPolicies are named after the job"
+        raise Invalid([Problem("metadata.name", message)])
+    made = []
+    for _, claim in claims:
+        own = claim.get("metadata") or {}
+        volume, name = str(own.get("name")), f"{own.get('name')}-{metadata['name']}"
+        for template in templates:
+            containers = [*containers_of(template), *containers_of(template, "initContainers")]
+            if any(mount.get("name") == volume for one in containers for mount in one.get("volumeMounts") or ()):
+                source = {"name": volume, "persistentVolumeClaim": {"claimName": name}}
+                template["spec"]["volumes"] = [*(template["spec"].get("volumes") or ()), source]
+        kept = {key: own[key] for key in ("labels", "annotations") if own.get(key)}
+        kept |= {"namespace": metadata["namespace"]} if metadata.get("namespace") else {}
+        spec = claim.get("spec") or {}
+        made.append(
+            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, **kept}, "spec": spec}
+        )
+        notes.append(f"the runtime's volume {volume} becomes the claim {name}, which remains when the job is deleted")
+    return tuple(made)
