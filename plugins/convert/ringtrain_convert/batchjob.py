@@ -3,10 +3,12 @@
 The pods of one replicated job (or task) are the workers; one additional pod may run mpirun.
 """
 
+import copy
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+from ringtrain_convert.initializers import add_initializers
 from ringtrain_convert.metadata import (
     Converted,
     carried_template,
@@ -40,7 +42,7 @@ from ringtrain_convert.torchrun import (
 )
 from ringtrain_convert.unsupported import PARAMETER_SERVER, RAY
 from ringtrain_operator.errors import Invalid, Problem, counted
-from ringtrain_operator.spec.template import shape_problems
+from ringtrain_operator.spec.template import shape_problems, template_devices
 
 Json = dict[str, Any]
 
@@ -59,7 +61,7 @@ _OF_VOLCANO = re.compile(r"/etc/volcano/[\w.-]+|VC_\w+_(HOSTS|NUM)|(?<=\$)\{?MPI
 _ELSEWHERE = {
     r"google\.com/tpu|cloud\.google\.com/gke-tpu": "has TPUs: GKE sets TPU_WORKER_ID and TPU_WORKER_HOSTNAMES only in "
     "pods of Jobs and JobSets, so leave the job as it is",
-    r"\A(?:ps|pserver|parameter-?server)\n|--job_name[= ]ps\b": PARAMETER_SERVER,
+    r"\A(?:ps|pserver|parameter-?server)\n|--job_name[= ]ps\b|'DMLC_ROLE', 'value': 'server'": PARAMETER_SERVER,
     r"\bray start\b|['/]ray:|rayproject/": f"starts Ray. {RAY}",
     r"\bflux (?:start|run|submit)\b|\bfluxgen\b": "starts its processes by flux: write mpirun in its place",
 }
@@ -96,6 +98,8 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
         raise Invalid(problems)
     notes = ["the image is not changed: the operator adds the agent to the pods"]
     roles = list(_batchjob_roles(kind, spec, notes))
+    loading = [role for role in roles if kind == "jobset" and role.name in _completed_first(spec)]
+    roles = [role for role in roles if role not in loading]
     name = str((obj.get("metadata") or {}).get("name") or "")
     if not roles:
         field = "replicatedJobs" if kind == "jobset" else "tasks"
@@ -109,6 +113,7 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
         made = _mpi_section(kind, starting[0], roles, notes)
     else:
         made = _ring_section(kind, name, starting, roles, notes)
+    add_initializers({role.path: _initializer_pod(role) for role in loading}, made, notes)
     made |= {"agent": "Inject", "runPolicy": _batchjob_run_policy(kind, spec, (starting or roles)[0], notes)}
     if kind == "volcano":
         queue = {"queue": spec["queue"]} if spec.get("queue") else {}
@@ -158,12 +163,10 @@ def _batchjob_roles(kind: str, spec: Mapping[str, Any], notes: list[str]) -> Ite
         template = one.get("template") or {}
         if not pods:
             continue
-        notes += _left_fields(path, one, _OF_ROLE)
+        needed = {need.get("name") for need in one.get("dependsOn") or ()} if kind == "jobset" else {None}
+        notes += _left_fields(path, one, {*_OF_ROLE, "dependsOn"} if needed <= _completed_first(spec) else _OF_ROLE)
         if kind == "volcano":
             yield Role(name, f"{path}.template", pods, checked_template(template, f"{path}.template"))
-        elif name in _completed_first(spec):
-            message = "must be complete before other pods start: leave it out, and run it by itself before the job"
-            raise Invalid([Problem(path, message)])
         else:
             job, metadata = template.get("spec") or {}, template.get("metadata") or {}
             notes += _left_fields(f"{path}.template.spec", job, _OF_JOB)
@@ -174,6 +177,18 @@ def _completed_first(spec: Mapping[str, Any]) -> set[str]:
     """Return the names of a JobSet's replicated jobs that end before others start."""
     needed = (need for one in spec.get("replicatedJobs") or () for need in one.get("dependsOn") or ())
     return {str(need.get("name")) for need in needed if need.get("status") == "Complete"}
+
+
+def _initializer_pod(role: Role) -> Json:
+    """Return the pod of a role that ends before others start. Raises Invalid if it cannot be an init container."""
+    if role.pods > 1 or _started(role.text) or template_devices(role.template):
+        how = "has devices, several pods, or starts ranks"
+        message = (
+            f"must be complete before other pods start, and {how}: leave it out, and run it by itself before the job"
+        )
+        raise Invalid([Problem(role.path, message)])
+    pod: Json = copy.deepcopy(role.template["spec"])
+    return pod
 
 
 def _job_role(name: str, path: str, replicas: int, job: Mapping[str, Any], owner: Mapping[str, Any]) -> Role:

@@ -1,7 +1,7 @@
-"""Initializers of a TrainJob, which load its dataset and model, and the claims that its pods share.
+"""Initializers of a TrainJob or JobSet, which load data before the other pods start, and claims that all pods share.
 
-Trainer runs each initializer as a Job before the nodes (pkg/runtime/framework/plugins/jobset/builder.go). Here it is an
-init container. JobSet creates the claims (pkg/controllers/volume_claim_policy.go).
+Trainer and JobSet run each initializer as a Job (pkg/runtime/framework/plugins/jobset/builder.go). Here it is an init
+container. JobSet creates the claims (pkg/controllers/volume_claim_policy.go).
 """
 
 import copy
@@ -49,12 +49,18 @@ def initializer_pod(replicated: Mapping[str, Any], step: str, job: Json, path: s
     return pod
 
 
-def add_initializers(pods: Mapping[str, Json], template: Json, notes: list[str]) -> None:
-    """Add the containers of `pods` to a pod template as its first init containers, in place. Raises Invalid.
+def add_initializers(pods: Mapping[str, Json], job: Json, notes: list[str]) -> None:
+    """Add the containers of `pods` to the first pod of the job with spec `job`, as init containers, in place.
 
-    `pods`: pods of initializers, by path.
+    No rank starts before all pods run. `pods`: pods of initializers, by path. Raises Invalid if volumes differ.
     """
-    pod, added = template["spec"], []
+    if not pods:
+        return
+    launcher, worker = job.get("launcher"), job["worker"]
+    if not launcher and worker["replicas"] > 1:
+        worker.setdefault("rank0Template", copy.deepcopy(worker["template"]))
+    pod = (launcher or {}).get("template", worker.get("rank0Template") or worker["template"])["spec"]
+    added: list[Json] = []
     for path, one in pods.items():
         volumes = {volume.get("name"): volume for volume in pod.get("volumes") or ()}
         for volume in one.get("volumes") or ():
@@ -67,6 +73,9 @@ def add_initializers(pods: Mapping[str, Json], template: Json, notes: list[str])
         if left := sorted(field for field in one if field not in _READ and one[field] != pod.get(field)):
             notes.append(f"{path}.spec ({', '.join(left)}) is left out: an init container has its pod's")
     pod["initContainers"] = [*added, *(pod.get("initContainers") or ())]
+    names = ", ".join(str(one.get("name")) for one in added)
+    where = "launcher" if launcher else "first worker"
+    notes.append(f"{names}: init containers of the {where}, which run again if the gang restarts")
 
 
 def take_claims(

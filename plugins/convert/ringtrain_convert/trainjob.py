@@ -203,7 +203,10 @@ def _trainjob_spec(reader: _TrainJobReader) -> dict[str, Any]:
             command = tune_command(TuneJob(reader.runtime_name, of_runtime_command, command[2:], *sizes))
         container["command"], slots = trainer_process_count(source, command, wanted, amounts, reader.notes)
         made = {"backend": "ring", "agent": "Inject", "worker": node, "slotsPerWorker": slots}
-    _add_trainjob_initializers(reader, jobs, made)
+    roles = {f"{_JOBS}[{job.get('name')}].template.spec.template": (job, _trainjob_role(job)) for job in jobs}
+    loading = {path: (job, role) for path, (job, role) in roles.items() if role in INITIALIZERS}
+    pods = {path: initializer_pod(job, role, reader.job, path) for path, (job, role) in loading.items()}
+    add_initializers(pods, made, reader.notes)
     made |= _trainjob_scheduling(reader)
     made["runPolicy"] = _trainjob_run_policy(reader, jobs, _NODE if mpi is None else _LAUNCHER)
     reader.job |= {"trainer": trainer} if trainer else {}
@@ -241,26 +244,6 @@ def _trainjob_mpi(
         reader.notes += command_notes(command)
     drop_worker_command(container, reader.notes)
     return {"backend": "mpi", "agent": "Inject", "mpi": made, "worker": node, "launcher": {"template": launcher}}
-
-
-def _add_trainjob_initializers(reader: _TrainJobReader, jobs: list[dict[str, Any]], made: dict[str, Any]) -> None:
-    """Add the runtime's initializers to the first pod of the job with spec `made`, in place."""
-    roles = {f"{_JOBS}[{job.get('name')}].template.spec.template": (job, _trainjob_role(job)) for job in jobs}
-    pods = {
-        path: initializer_pod(job, role, reader.job, path)
-        for path, (job, role) in roles.items()
-        if role in INITIALIZERS
-    }
-    if not pods:
-        return
-    section, worker = made.get("launcher"), made["worker"]
-    if section is None and worker["replicas"] > 1:
-        worker["rank0Template"] = copy.deepcopy(worker["template"])
-    template = section["template"] if section else worker.get("rank0Template") or worker["template"]
-    add_initializers(pods, template, reader.notes)
-    where = "launcher" if section else "first worker"
-    names = " and ".join(role for _, role in roles.values() if role in INITIALIZERS)
-    reader.notes.append(f"{names}: init containers of the {where}, which run again if the gang restarts")
 
 
 def _trainjob_claims(
