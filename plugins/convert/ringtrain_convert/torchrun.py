@@ -8,6 +8,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ringtrain_convert.mpijob import whole_field
+from ringtrain_convert.source_labels import texts_of
 from ringtrain_operator.errors import counted
 
 # Options without a value.
@@ -16,6 +17,8 @@ _SHELLS = {"sh", "bash"}
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 _MODULES = {"torch.distributed.run", "torch.distributed.launch"}
 _PER_NODE = "--nproc-per-node"
+# Only a range, such as 2:4, lets torchrun change the number of nodes.
+_NODES = re.compile(r"""--nnodes[= ]+["']?([^\s"'\\]+)""")
 # Characters outside of single quotes that a shell expands.
 _EXPANDED = re.compile(r"[$`*?\[~]")
 _QUOTED = re.compile(r"""("(?:\\.|[^"\\])*")|'[^']*'""")
@@ -190,6 +193,12 @@ def elastic_section(spec: Mapping[str, Any], workers: int, notes: list[str]) -> 
     names = [name for name in ("minReplicas", "maxReplicas") if policy.get(name) is not None]
     sizes = [whole_field(policy[name], f"{path}.{name}") for name in names]
     if not sizes or sizes[0] == sizes[-1] == workers:
+        return {}
+    found = _NODES.search(" ".join(texts_of(spec.get("pytorchReplicaSpecs"))))
+    if found and ":" not in found[1]:
+        differs = found[1].isdecimal() and int(found[1]) != workers
+        own = f"; the job has {counted(workers, 'pod')}: make both equal" if differs else ""
+        notes.append(f"{path} is left out: torchrun has {found[0]}, so the number of nodes never changes{own}")
         return {}
     least, most = sizes[0], sizes[-1]  # one stands for both (pytorch_defaults.go)
     if not least <= workers <= most:
