@@ -1,8 +1,8 @@
 """Small manifests in the shapes of public ones: what `dtj convert` makes of them, or why it refuses.
 
 A case of corpus/*.yaml has `source`, and either `made` (values in the job's spec, by path; null: absent) or `refused`.
-`notes` and `refused`: words on stderr; `absent`: words that are not there. `rewritten`: starts of values that have another
-form in the job; every other value of the source is in the job or in a note.
+`notes` and `refused`: words on stderr; `absent`: words that are not there. `rewritten`: starts of values that the job
+has in another form; every other value of the source is in the job or in a note.
 """
 
 import json
