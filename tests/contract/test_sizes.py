@@ -11,7 +11,7 @@ LIMITS = {
     "worker_image/ringtrain_job": 14_400,
     "operator/ringtrain_operator": 17_800,
     "client": 7_350,
-    "plugins": 31_300,
+    "plugins": 31_550,
 }
 LONGEST_FILE = 400
 

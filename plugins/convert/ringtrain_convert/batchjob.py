@@ -6,9 +6,10 @@ The pods of one replicated job (or task) are the workers; one additional pod may
 import copy
 import re
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
-from ringtrain_convert.initializers import add_initializers
+from ringtrain_convert.initializers import CLAIM_SHAPE, add_initializers, take_claims
 from ringtrain_convert.metadata import (
     Converted,
     carried_template,
@@ -74,7 +75,7 @@ _INDEX = {
     "volcano": ("VC_TASK_INDEX", "VK_TASK_INDEX"),
 }
 _DEFAULT_RETRIES = 3
-_SHAPE = {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {"failurePolicy": {}}}
+_SHAPE = {"metadata": {"name": str, "labels": {}, "annotations": {}}, "spec": {"failurePolicy": {}, **CLAIM_SHAPE}}
 _OF_ROLE = {"name", "replicas", "template"}
 _OF_JOB = {"parallelism", "completions", "completionMode", "backoffLimit", "template"}
 _READ = {
@@ -93,9 +94,10 @@ def is_batchjob(obj: Mapping[str, Any]) -> bool:
 def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     """Return a DistributedTrainingJob equivalent to `obj`. Raises Invalid, with paths of `obj`, if it cannot be
     converted."""
-    kind, spec = _batchjob_kind(obj), obj.get("spec") or {}
+    kind = _batchjob_kind(obj)
     if problems := shape_problems(obj, "", _SHAPE):
         raise Invalid(problems)
+    spec = dict(obj.get("spec") or {})
     notes = ["the image is not changed: the operator adds the agent to the pods"]
     roles = list(_batchjob_roles(kind, spec, notes))
     loading = [role for role in roles if kind == "jobset" and role.name in _completed_first(spec)]
@@ -114,6 +116,7 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
     else:
         made = _ring_section(kind, name, starting, roles, notes)
     add_initializers({role.path: _initializer_pod(role) for role in loading}, made, notes)
+    claims = take_claims(spec, obj.get("metadata") or {}, made, notes) if kind == "jobset" else ()
     made |= {"agent": "Inject", "runPolicy": _batchjob_run_policy(kind, spec, (starting or roles)[0], notes)}
     if kind == "volcano":
         queue = {"queue": spec["queue"]} if spec.get("queue") else {}
@@ -123,7 +126,7 @@ def convert_batchjob(obj: Mapping[str, Any]) -> Converted:
         notes.append(f"spec.minAvailable is left out: no rank starts before all {counted(pods, 'pod')} run")
     notes += _left_fields("spec", spec, _READ[kind])
     notes += _left_fields("spec.failurePolicy", spec.get("failurePolicy") or {}, {"maxRestarts"})
-    return converted_manifest(made, obj.get("metadata") or {}, notes=notes)
+    return replace(converted_manifest(made, obj.get("metadata") or {}, notes=notes), others=claims)
 
 
 def _left_fields(path: str, section: Mapping[str, Any], read: Collection[str]) -> list[str]:

@@ -5,7 +5,7 @@ container. JobSet creates the claims (pkg/controllers/volume_claim_policy.go).
 """
 
 import copy
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ringtrain_convert.metadata import checked_template
@@ -78,31 +78,33 @@ def add_initializers(pods: Mapping[str, Json], job: Json, notes: list[str]) -> N
     notes.append(f"{names}: init containers of the {where}, which run again if the gang restarts")
 
 
-def take_claims(
-    policies: Iterable[Json], metadata: Mapping[str, Any], templates: Iterable[Json], notes: list[str]
-) -> tuple[Json, ...]:
-    """Return the claims that JobSet creates for `policies`, and add their volumes to `templates`, in place.
+def take_claims(section: Json, metadata: Mapping[str, Any], job: Json, notes: list[str]) -> tuple[Json, ...]:
+    """Remove volumeClaimPolicies from a JobSet's spec. Return its claims, whose volumes the job with spec `job` gets.
 
     `metadata`: of the job, after which JobSet names the claims. Raises Invalid if the job has no name.
     """
-    claims = [(policy, claim) for policy in policies for claim in policy.get("templates") or ()]
+    policies = section.pop("volumeClaimPolicies", None) or ()
+    claims = [claim for policy in policies for claim in policy.get("templates") or ()]
     if claims and not metadata.get("name"):
-        message = "is missing; the claims of the runtime's volumeClaimPolicies are named after the job"
+        message = "is missing; the claims of volumeClaimPolicies are named after the job"
         raise Invalid([Problem("metadata.name", message)])
+    templates = [
+        job["worker"]["template"],
+        job["worker"].get("rank0Template"),
+        (job.get("launcher") or {}).get("template"),
+    ]
     made = []
-    for _, claim in claims:
+    for claim in claims:
         own = claim.get("metadata") or {}
         volume, name = str(own.get("name")), f"{own.get('name')}-{metadata['name']}"
-        for template in templates:
+        for template in filter(None, templates):
             containers = [*containers_of(template), *containers_of(template, "initContainers")]
             if any(mount.get("name") == volume for one in containers for mount in one.get("volumeMounts") or ()):
                 source = {"name": volume, "persistentVolumeClaim": {"claimName": name}}
                 template["spec"]["volumes"] = [*(template["spec"].get("volumes") or ()), source]
-        kept = {key: own[key] for key in ("labels", "annotations") if own.get(key)}
-        kept |= {"namespace": metadata["namespace"]} if metadata.get("namespace") else {}
-        spec = claim.get("spec") or {}
-        made.append(
-            {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name, **kept}, "spec": spec}
-        )
-        notes.append(f"the runtime's volume {volume} becomes the claim {name}, which remains when the job is deleted")
+        kept = {"name": name, "namespace": metadata.get("namespace")}
+        kept |= {key: own.get(key) for key in ("labels", "annotations")}
+        of_claim = {"metadata": {key: value for key, value in kept.items() if value}, "spec": claim.get("spec") or {}}
+        made.append({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **of_claim})
+        notes.append(f"volume {volume} becomes the claim {name}, which remains when the job is deleted")
     return tuple(made)

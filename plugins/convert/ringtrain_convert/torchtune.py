@@ -4,7 +4,7 @@ Based on pkg/runtime/framework/plugins/torch/torchtune.go of kubeflow/trainer 2.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from ringtrain_operator.errors import Invalid, Problem
 
@@ -22,9 +22,8 @@ _LORA, _QUANTIZED, _DORA = "model.lora_attn_modules", "model.quantize_base", "mo
 _RENDEZVOUS = "--rdzv_endpoint=$(MASTER_ADDR):$(MASTER_PORT)"
 
 
-@dataclass(frozen=True)
-class TuneJob:
-    """What a torchtune command depends on. `per_node`: processes of a node. `of_runtime`: command of the runtime."""
+class TuneJob(NamedTuple):
+    """Fields on which a torchtune command depends. `of_runtime`: the runtime's command. `per_node`: processes."""
 
     runtime: str
     of_runtime: Sequence[str]

@@ -162,7 +162,8 @@ def convert_trainjob(obj: Mapping[str, Any], runtime: Mapping[str, Any]) -> Conv
     made = _trainjob_spec(reader)
     job_set = (reader.runtime.get("template") or {}).pop("metadata", None) or {}
     of_spec = {kind: reader.job.pop(kind, None) or {} for kind in ("labels", "annotations")}
-    claims = _trainjob_claims(reader, made, obj.get("metadata") or {})
+    job_set_spec = (reader.runtime.get("template") or {}).get("spec") or {}
+    claims = take_claims(job_set_spec, obj.get("metadata") or {}, made, reader.notes)
     found = converted_manifest(made, obj.get("metadata") or {}, of_spec, job_set, notes=reader.notes)
     return replace(found, notes=(*found.notes, *reader.leftovers()), others=claims)
 
@@ -244,17 +245,6 @@ def _trainjob_mpi(
         reader.notes += command_notes(command)
     drop_worker_command(container, reader.notes)
     return {"backend": "mpi", "agent": "Inject", "mpi": made, "worker": node, "launcher": {"template": launcher}}
-
-
-def _trainjob_claims(
-    reader: _TrainJobReader, made: dict[str, Any], metadata: Mapping[str, Any]
-) -> tuple[dict[str, Any], ...]:
-    """Return the claims of the runtime's JobSet, and add their volumes to the job with spec `made`, in place."""
-    job_set = (reader.runtime.get("template") or {}).get("spec") or {}
-    templates = [made["worker"].get("template"), made["worker"].get("rank0Template")]
-    templates.append((made.get("launcher") or {}).get("template"))
-    policies = job_set.pop("volumeClaimPolicies", None) or ()
-    return take_claims(policies, metadata, [one for one in templates if one], reader.notes)
 
 
 def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
