@@ -285,7 +285,10 @@ def _drop_rank_variables(main: Json, notes: list[str]) -> None:
 def _mpi_section(kind: str, starting: Role, roles: list[Role], notes: list[str]) -> Json:
     others = [role for role in roles if role is not starting]
     if starting.pods != 1 or len(others) != 1:
-        message = "starts mpirun; expected one such pod, and one other group of pods, which are the workers"
+        message = (
+            "starts mpirun; expected one such pod, and one other group of pods, which are the workers: run mpirun in a "
+            "launcher (backend mpi) only"
+        )
         raise Invalid([Problem(starting.path, message)])
     [worker], path = others, f"{starting.path}.spec.containers[0]"
     launcher, main = _carried(kind, starting, notes)

@@ -75,7 +75,7 @@ _SHAPE: dict[str, Any] = {
 }
 _RUNTIME_SHAPE: dict[str, Any] = {
     "spec": {
-        "mlPolicy": {"mpi": {}, "torch": {}},
+        "mlPolicy": {"mpi": {}, "torch": {}, "flux": {}},
         "podGroupPolicy": {"coscheduling": {}, "volcano": {}},
         "template": {
             "metadata": {"labels": {}, "annotations": {}},
