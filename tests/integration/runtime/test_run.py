@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -43,6 +44,33 @@ def test_output_logs_and_exit_status(tmp_path: Path) -> None:
     assert "port" not in err
     assert (logs / "rank-0001.log").read_text() == "rank 1 of 2\n"
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("moved", ["runs/local/demo", "runs", ""])
+def test_the_folder_of_a_run_in_progress_is_renamed_or_deleted(tmp_path: Path, moved: str) -> None:
+    """All lines are in the renamed folder, which the summary names; of a deleted one a line says it. Nothing waits for
+    the folder, also not a rank that has printed nothing before."""
+    os.mkfifo(tmp_path / "go")
+    script = "import os, ringtrain; print(open('go').read()); ringtrain.report(3, loss=0.5)"
+    run = ringtrain_run(tmp_path, "-np", "1", "--name", "demo", sys.executable, "-c", script)
+    logs = tmp_path / "runs/local/demo/1"
+    until("the rank runs", lambda: any(event["kind"] == "Running" for event in read_log_events(AttemptFiles(logs))))
+    if moved:
+        (tmp_path / moved).rename(tmp_path / "moved")
+        logs = tmp_path / "moved" / logs.relative_to(tmp_path / moved)
+    else:
+        shutil.rmtree(logs.parent)
+    (tmp_path / "go").write_text("late")
+    out, err = run.communicate(timeout=DEADLINE_S)
+    assert (run.returncode, out) == (0, "[0] late\nStep 3  loss: 0.500\n"), err
+    if moved:
+        assert (logs / "job.log").read_text() == "[0] late\n"
+        assert f"logs   {logs}\n" in err
+        found = summarize_attempt(AttemptFiles(logs))
+        assert (found.state, found.progress["step"]) == ("Succeeded", 3)
+    else:
+        assert f"{logs.parent} was deleted or moved to another file system" in err
+        assert (logs.exists(), "Errno" in err) == (False, False)
 
 
 def test_files_of_the_directory_are_no_modules_of_ringtrain(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from ringtrain_job.cli.run_processes import (
 )
 from ringtrain_job.cli.runs import NAMESPACE, make_run_folder, runs_option
 from ringtrain_job.launcher.outcome import read_outcome
-from ringtrain_job.logs.layout import AttemptFiles
+from ringtrain_job.logs.layout import AttemptFiles, OpenFolder
 
 
 def _set_runs(ctx: click.Context, _: click.Parameter, value: str | None) -> None:
@@ -145,8 +145,8 @@ def run(
         **page_settings(ui),
     }
     folder = make_run_folder(runs.resolve(), name, _run_program(command))
-    files = AttemptFiles(folder / "1")
-    plan.link(files)
+    opened = OpenFolder(folder)
+    plan.link(AttemptFiles(folder / "1"))
     taken = [] if name in (None, folder.name) else [f"a run {name} exists; this one is {folder.name}"]
     notes = [*plan.notes, *taken, _starting_text(plan)]
     for note in () if quiet else notes:
@@ -169,6 +169,11 @@ def run(
         code = exit_code_of(lambda: start(place, command, verbose), _print_error)
     except RunStopped as exc:
         code = stopped = exc.exit_code
+    folder = opened.path  # a person may have renamed it
+    if opened.is_deleted:
+        with suppress(OSError):  # the terminal was closed
+            print_line(f"{folder} was deleted or moved to another file system; its log lacks the lines since then")
+    files = AttemptFiles(folder / "1")
     with suppress(OSError):
         folder.rmdir()  # fails unless it is empty, because no launcher has started
     if stopped and not folder.exists():

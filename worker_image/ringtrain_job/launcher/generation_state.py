@@ -106,7 +106,7 @@ class GenerationJournal:
     """Reader and writer of the file with the state of an elastic job's generations."""
 
     def __init__(self, files: AttemptFiles) -> None:
-        self._path = files.generations
+        self._files = files
 
     def write(self, state: GenerationState, asked: frozenset[int]) -> None:
         """Replace the file's content by `state` and `asked`, the requested slots.
@@ -116,7 +116,7 @@ class GenerationJournal:
         orders = {**asdict(state.orders), "slots": sorted(state.orders.slots)}
         document = {**asdict(state), "orders": orders, "asked": sorted(asked)}
         try:
-            replace_whole(self._path, json.dumps(document))
+            replace_whole(self._files.generations, json.dumps(document))
         except OSError as exc:
             log.error("cannot store the state of the generations (a restarted launcher must form a new one): %s", exc)
 
@@ -127,7 +127,7 @@ class GenerationJournal:
         because this process has sent no order.
         """
         try:
-            document = json.loads(self._path.read_text())
+            document = json.loads(self._files.generations.read_text())
             asked = frozenset(document["asked"])
             orders, losses = document["orders"], document["losses"]
             failures = tuple(OwnFailures(**mark) for mark in losses["failures"])
@@ -143,6 +143,6 @@ class GenerationJournal:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, TypeError, KeyError) as exc:
-            log.error("cannot read %s, so a new generation is formed: %s", self._path, exc)
+            log.error("cannot read %s, so a new generation is formed: %s", self._files.generations, exc)
             return None
         return state, asked

@@ -36,6 +36,8 @@ log = logging.getLogger(__name__)
 
 def write_outcome(files: AttemptFiles, verdict: Verdict, message: bytes) -> None:
     """Store the outcome of this attempt, so that a restarted launcher reports it again."""
+    if files.is_deleted:
+        return
     document = {"exitCode": verdict.exit_code, "message": json.loads(message)}
     try:
         replace_whole(files.outcome, json.dumps(document))

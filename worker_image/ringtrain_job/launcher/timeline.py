@@ -18,18 +18,18 @@ class TimelineCopy(AttemptObserver):
     order = 40
 
     def __init__(self, attempt: Attempt, timeline: Path) -> None:
-        self._timeline, self._copy = timeline, attempt.files.timeline
+        self._timeline, self._files = timeline, attempt.files
 
     def ended(self, verdict: Verdict | None) -> None:
-        if verdict is None or not self._timeline.is_file() or self._copy.exists():
+        if verdict is None or not self._timeline.is_file() or self._files.timeline.exists():
             return
         try:
-            os.link(self._timeline, self._copy)
+            os.link(self._timeline, self._files.timeline)
         except OSError:  # another file system
             try:
-                shutil.copyfile(self._timeline, self._copy)
+                shutil.copyfile(self._timeline, self._files.timeline)
             except OSError as exc:
-                log.error("cannot copy the timeline %s to %s: %s", self._timeline, self._copy, exc)
+                log.error("cannot copy the timeline %s to %s: %s", self._timeline, self._files.timeline, exc)
 
 
 def open_timeline(attempt: Attempt) -> TimelineCopy | None:

@@ -49,7 +49,7 @@ class AboutFile:
     """
 
     def __init__(self, files: AttemptFiles, told: Found) -> None:
-        self._path = files.run
+        self._files = files
         self._by: dict[str, int] = {}
         self._lock = threading.Lock()
         self.document: Found = {**read_run_description(files), **told}
@@ -85,9 +85,9 @@ class AboutFile:
 
     def _write(self) -> None:
         try:
-            replace_whole(self._path, json.dumps(self.document, indent=1) + "\n")
+            replace_whole(self._files.run, json.dumps(self.document, indent=1) + "\n")
         except OSError as exc:  # the job continues even if the disk is full
-            log.debug("%s cannot be written: %s", self._path, exc)
+            log.debug("%s cannot be written: %s", self._files.run, exc)
 
 
 def read_run_description(files: AttemptFiles) -> Found:

@@ -29,7 +29,7 @@ class EventsFile:
     """
 
     def __init__(self, files: AttemptFiles) -> None:
-        self._path = files.events
+        self._files = files
         before = read_log_events(files)
         self._phase = "Running" if any(event["kind"] == "Running" for event in before) else ""
         # A launcher that continues an attempt finds a world that its predecessor has recorded.
@@ -81,10 +81,10 @@ class EventsFile:
             if self._count > _MOST and kind not in ("Succeeded", "Failed", "Stopped", "Ended"):
                 return
             try:
-                with self._path.open("a", encoding="utf-8") as file:
+                with self._files.events.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(event) + "\n")
             except OSError as exc:  # the attempt continues even if the disk is full
-                log.debug("the event %s could not be written to %s: %s", kind, self._path, exc)
+                log.debug("the event %s could not be written to %s: %s", kind, self._files.events, exc)
 
 
 def _event_identity(event: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -23,35 +23,85 @@ def is_attempt_file(name: str) -> bool:
     return _OWN.fullmatch(name) is not None
 
 
+class OpenFolder:
+    """Folder that a person may rename or move within its file system while this process uses it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._descriptor: Final = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+
+    @property
+    def path(self) -> Path:
+        """Present path of the folder; its last one if it was deleted."""
+        if not self.is_deleted:
+            self._path = Path(self._link)
+        return self._path
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the folder was deleted, or moved to another file system."""
+        return self._link.endswith(" (deleted)")  # appended by the kernel
+
+    @property
+    def _link(self) -> str:
+        return os.readlink(f"/proc/self/fd/{self._descriptor}")
+
+
+class _FileName:
+    """Attribute of `AttemptFiles`: the present path of the file `name`."""
+
+    def __init__(self, name: str) -> None:
+        self._name: Final = name
+
+    def __get__(self, files: "AttemptFiles", _: object = None) -> Path:
+        return files.directory / self._name
+
+
 class AttemptFiles:
     """Paths of the files in an attempt's log folder, `<root>/<namespace>/<job>/<attempt>`."""
 
+    # All ranks' lines, each with the prefix `[rank] `.
+    job_log: Final = _FileName("job.log")
+    # Report lines, with rank and attempt added.
+    metrics: Final = _FileName("metrics.jsonl")
+    # Samples that agents take of their machines: see `logs/samples.py`.
+    machine: Final = _FileName("machine.jsonl")
+    # Command, versions, configuration: see `logs/about.py`.
+    run: Final = _FileName("run.json")
+    # Valid sizes of the files above: see `logs/journal.py`.
+    journal: Final = _FileName(".journal")
+    # The termination message, after the end of the attempt.
+    outcome: Final = _FileName(".outcome.json")
+    # Events of the attempt: see `logs/events.py`.
+    events: Final = _FileName("events.jsonl")
+    # Timeline of the ranks, if they wrote one on this machine: see `timeline.py`.
+    timeline: Final = _FileName("timeline.json")
+    # The attempt as one page.
+    report: Final = _FileName("report.html")
+    # Address of the page of a local run that is in progress: see `page/access.py`.
+    page: Final = _FileName(".page.json")
+    # Folder in the object store to which these files are copied: see `logs/shipping.py`.
+    shipping: Final = _FileName(".shipping.json")
+    # Members of an elastic job's world: see `launcher/elastic.py`.
+    generations: Final = _FileName(".formation.json")
+
     def __init__(self, directory: Path) -> None:
-        self.directory: Final = directory
-        # All ranks' lines, each with the prefix `[rank] `.
-        self.job_log: Final = directory / "job.log"
-        # Report lines, with rank and attempt added.
-        self.metrics: Final = directory / "metrics.jsonl"
-        # Samples that agents take of their machines: see `logs/samples.py`.
-        self.machine: Final = directory / "machine.jsonl"
-        # Command, versions, configuration: see `logs/about.py`.
-        self.run: Final = directory / "run.json"
-        # Valid sizes of the files above: see `logs/journal.py`.
-        self.journal: Final = directory / ".journal"
-        # The termination message, after the end of the attempt.
-        self.outcome: Final = directory / ".outcome.json"
-        # Events of the attempt: see `logs/events.py`.
-        self.events: Final = directory / "events.jsonl"
-        # Timeline of the ranks, if they wrote one on this machine: see `timeline.py`.
-        self.timeline: Final = directory / "timeline.json"
-        # The attempt as one page.
-        self.report: Final = directory / "report.html"
-        # Address of the page of a local run that is in progress: see `page/access.py`.
-        self.page: Final = directory / ".page.json"
-        # Folder in the object store to which these files are copied: see `logs/shipping.py`.
-        self.shipping: Final = directory / ".shipping.json"
-        # Members of an elastic job's world: see `launcher/elastic.py`.
-        self.generations: Final = directory / ".formation.json"
+        self._directory: Final = directory
+        self._folder: OpenFolder | None = None
+
+    @property
+    def directory(self) -> Path:
+        """The log folder. After `follow`, its present path."""
+        return self._folder.path if self._folder else self._directory
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether the log folder was deleted after `follow`."""
+        return self._folder is not None and self._folder.is_deleted
+
+    def follow(self) -> None:
+        """Open the existing folder: if it or a folder above is renamed, the paths are those of the renamed folder."""
+        self._folder = OpenFolder(self._directory)
 
     @classmethod
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import logging
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +53,7 @@ class LogStore:
         self._attempt = attempt
         self._lock = threading.Lock()
         self._last: dict[tuple[LogStream, int], int] = {}
-        self._open: dict[Path, BinaryIO] = {}
+        self._open: dict[str, BinaryIO] = {}  # by name, as people may rename the folder
         self._dropped: dict[tuple[str, int], int] = {}
         self._complained: set[int] = set()
         self._listener_failed = False
@@ -62,6 +63,7 @@ class LogStore:
         self.on_machine: Callable[[MachineSample], None] = lambda _: None
         self.on_about: Callable[[int, dict[str, Any]], None] = lambda *_: None
         self.resumed = self._recover(uid)
+        files.follow()
         self._merged = _count_merged(files.job_log)
         self.refused = ""  # reason why the last received lines are not in the files
         self._journal: BinaryIO = files.journal.open("ab", buffering=0)
@@ -227,19 +229,20 @@ class LogStore:
                 self._complained.add(rank)
 
     def _file(self, path: Path) -> BinaryIO:
-        file = self._open.pop(path, None)
+        file = self._open.pop(path.name, None)
         if file is None:
             self._close_oldest()
-            file = path.open("ab", buffering=0)
+            # Lines of a run whose folder a person has deleted are discarded: agents would wait for a place for them.
+            file = open(os.devnull if self.files.is_deleted else path, "ab", buffering=0)  # noqa: SIM115
             file.seek(0, 2)
-        self._open[path] = file  # the newest is the last
+        self._open[path.name] = file  # the newest is the last
         return file
 
     def _close_oldest(self) -> None:
         """Close the least recently used rank file if `most_open` files are open."""
-        shared = (self.files.job_log, self.files.metrics)
+        shared = (self.files.job_log.name, self.files.metrics.name)
         if len(self._open) >= self._most_open + len(shared):
-            oldest = next(path for path in self._open if path not in shared)
+            oldest = next(name for name in self._open if name not in shared)
             self._open.pop(oldest).close()
 
     def _recover(self, uid: str) -> bool:
