@@ -44,7 +44,7 @@ def test_a_command_of_a_plugin_that_is_not_installed(command: str) -> None:
 
 # Sends Ctrl-C to itself when the module of its first argument is imported, and runs `ringtrain` with the others.
 INTERRUPTED = """
-import os, signal, sys
+import _signal as signal, os, sys
 class Finder:
     def find_spec(self, name, *_):
         if name == module:
@@ -61,12 +61,13 @@ EARLY = "stopped before the ranks started\n"
 @pytest.mark.parametrize(
     ("module", "words", "says"),
     [
+        ("enum", ("run", "-np", "1", "true"), EARLY),
         ("ringtrain_job.cli.main", ("run", "-np", "1", "true"), EARLY),
         ("ringtrain_job.cli.run", ("run", "-np", "1", "true"), EARLY),
         ("ringtrain_job.cli.logs", ("logs",), ""),
         ("click.shell_completion", ("completion", "bash"), ""),
     ],
-    ids=["imports", "imports-of-run", "imports-of-logs", "command"],
+    ids=["first-import", "imports", "imports-of-run", "imports-of-logs", "command"],
 )
 def test_ctrl_c_ends_a_command_with_130(module: str, words: tuple[str, ...], says: str, tmp_path: Path) -> None:
     """At any moment after Python's own start: without a traceback, and without click's `Aborted!`."""
