@@ -478,7 +478,11 @@ def test_fail_on_nan_without_a_loss_is_a_warning(tmp_path: Path) -> None:
     assert "had no effect: no rank reported a loss" in err
 
 
-@pytest.mark.parametrize("then", ["time.sleep(300)", "sys.exit()"], ids=["runs-on", "has-ended-well"])
+@pytest.mark.parametrize(
+    "then",
+    ["time.sleep(300)", "sys.exit()", "rt.report(4, loss=0.5); time.sleep(300)"],
+    ids=["runs-on", "has-ended-well", "recovers"],
+)
 def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> None:
     """With --fail-on-nan: also where the ranks' ends are known before the report is."""
     program = f"""if True:
@@ -492,6 +496,7 @@ def test_a_loss_that_is_not_finite_ends_the_run(then: str, tmp_path: Path) -> No
     assert run.returncode == 65
     assert "First failure: rank 1, NotFinite" in err
     assert "the loss reported by rank 1 is NaN since step 3 (--fail-on-nan)" in err
+    assert summarize_attempt(AttemptFiles(tmp_path / "runs/local/nan/1")).shown["loss"] == "NaN"
 
 
 def test_too_few_open_files_are_an_error_of_one_line(tmp_path: Path) -> None:

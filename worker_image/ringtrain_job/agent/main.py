@@ -275,7 +275,7 @@ class Lifecycle:
 def agent_exit_code(verdict: Verdict, own_ranks: range) -> int:
     """Return the exit code of the agent that runs `own_ranks`, for the attempt's `verdict`."""
     failure = verdict.failure
-    if failure is None or failure.reason is Reason.NOT_ASSEMBLED:
+    if failure is None or failure.reason in (Reason.NOT_ASSEMBLED, Reason.NOT_FINITE):
         return verdict.exit_code
     of_a_rank = failure.reason in (Reason.RANK_FAILED, Reason.CANNOT_START)
     if of_a_rank and failure.rank in own_ranks and failure.exit_code is not None:

@@ -71,7 +71,7 @@ def run_launcher(config: LauncherConfig, command: Sequence[str] = (), hosts: Run
         if not store.resumed:
             stack.enter_context(_refusals_stored(config, files))
         gang = Gang(config, time.monotonic)
-        status = StatusSnapshot(config, gang, store, LauncherReports(config.world_size))
+        status = StatusSnapshot(config, gang, store, LauncherReports(config.world_size, config.fail_on_nan))
         launcher = _LauncherProcess(status, stop)
         is_over = store.resumed and files.outcome.exists()
         if is_over:

@@ -23,9 +23,13 @@ class NotFinite:
 
 
 class NotFiniteReports:
-    """Collection of values in ranks' reports that are currently NaN or infinite."""
+    """Collection of values in ranks' reports that are currently NaN or infinite.
 
-    def __init__(self) -> None:
+    `is_fatal`: such a loss ends the attempt, so it stays, whatever ranks report until they are stopped.
+    """
+
+    def __init__(self, is_fatal: bool = False) -> None:
+        self._kept = frozenset({"loss"} if is_fatal else ())
         self._found: dict[str, dict[int, NotFinite]] = {}
         # First loss that was not finite, whatever was reported later.
         self.first_loss: NotFinite | None = None
@@ -36,7 +40,7 @@ class NotFiniteReports:
         words = report.get("notFinite") or {}
         self.has_loss = self.has_loss or "loss" in words or report.get("loss") is not None
         for name, value in {"loss": report.get("loss"), **(report.get("metrics") or {})}.items():
-            if value is not None and name not in words and name in self._found:
+            if value is not None and name in self._found.keys() - words - self._kept:
                 self._found[name].pop(rank, None)
         for name, word in words.items():
             ranks = self._found.setdefault(name, {})

@@ -25,14 +25,15 @@ from ringtrain_job.logs.store import LogStore
 class LauncherReports:
     """Reports of all ranks, with a lock: threads that store logs add them, threads that answer `/status` read them."""
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, nan_is_fatal: bool = False) -> None:
         self._lock = threading.Lock()
-        self._throughput = GangThroughput(world_size)
+        self._nan_is_fatal = nan_is_fatal
+        self._throughput = GangThroughput(world_size, nan_is_fatal)
         self.voice = PrintedReportsChoice()
 
     def start_over(self, world_size: int) -> None:
         """Delete all reports, and expect reports of `world_size` ranks. The caller must hold the lock."""
-        self._throughput = GangThroughput(world_size)
+        self._throughput = GangThroughput(world_size, self._nan_is_fatal)
 
     def __enter__(self) -> GangThroughput:
         self._lock.acquire()

@@ -82,11 +82,11 @@ class GangThroughput:
     different times, steps stay open until every rank has reported once, or for ten seconds of report time.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, nan_is_fatal: bool = False) -> None:
         self._world_size = world_size
         self.times = StepTimes(_RECENT)
         self.lag = RankLag()
-        self._not_finite = NotFiniteReports()
+        self._not_finite = NotFiniteReports(nan_is_fatal)
         self._samples = 0.0
         self._open: dict[int, _StepReports] = {}
         self._steps: dict[int, int] = {}

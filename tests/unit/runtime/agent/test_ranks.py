@@ -156,6 +156,7 @@ def _failed(reason: Reason, rank: int | None, code: int | None) -> Verdict:
         pytest.param(_failed(Reason.RANK_FAILED, 4, 7), 75, id="rank-elsewhere"),
         pytest.param(_failed(Reason.AGENT_LOST, 4, None), 75, id="another-agent"),
         pytest.param(_failed(Reason.NOT_ASSEMBLED, None, 69), 75, id="not-assembled-without-code"),
+        pytest.param(Verdict(Outcome.FAILED, 65, 0, Failure(Reason.NOT_FINITE, "", rank=0)), 65, id="not-finite"),
         pytest.param(Verdict(Outcome.FAILED, 69, 0, Failure(Reason.NOT_ASSEMBLED, "")), 69, id="not-assembled"),
     ],
 )
