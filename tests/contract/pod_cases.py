@@ -14,13 +14,15 @@ class PodCase:
     """A worker's template and, if it is wrong, the `field` below it that is named.
 
     `says` is in the message. `server`: the field in the API server's words, if those differ by more than a key in
-    brackets. `warns`: the API server accepts the pod with a warning, and no kubelet can run it.
+    brackets. `answer`: words of the API server if it names no field. `warns`: the API server accepts the pod with a
+    warning, and no kubelet can run it.
     """
 
     template: Manifest
     field: str = ""
     says: str = "expected"
     server: str = ""
+    answer: str = ""
     warns: bool = False
 
     @property
@@ -832,6 +834,96 @@ WRONG = [
 
 # The API server accepts them without a warning, and their pods never start: the scheduler, the kubelet or the container
 # runtime refuses them.
+WRONG += [
+    *(_in_pod("dnsConfig.searches[0]", {"dnsConfig": {"searches": [name]}}) for name in ("-x", "a..b", "a/b")),
+    # hooks, files and classes
+    *(
+        _in_container(
+            f"lifecycle.{hook}.sleep.seconds",
+            {"lifecycle": {hook: {"sleep": {"seconds": seconds}}}},
+            pod,
+            says="terminationGracePeriodSeconds",
+            server=f"spec.containers[0].lifecycle.{hook}.sleep",
+        )
+        for hook, seconds, pod in (
+            ("preStop", 31, {}),
+            ("postStart", 6, {"terminationGracePeriodSeconds": 5}),
+            ("preStop", 2, {"terminationGracePeriodSeconds": -1}),
+        )
+    ),
+    *(
+        _in_container(
+            f"env[0].valueFrom.fileKeyRef.{field}",
+            {
+                "env": [
+                    {"name": "A", "valueFrom": {"fileKeyRef": {"volumeName": "data", "path": "a", "key": "A"} | file}}
+                ]
+            },
+            _DATA,
+            says=says,
+        )
+        for field, file, says in (
+            ("volumeName", {"volumeName": "dara"}, "no such volume; did you mean data?"),
+            ("volumeName", {"volumeName": "a.b"}, "letters"),
+            ("path", {"path": "../a"}, "a path without"),
+            ("path", {"path": ""}, "is empty"),
+            ("key", {"key": ""}, "is empty"),
+        )
+    ),
+    _in_pod("priority", {"priority": 5}, says="priorityClassName", answer="integer value of priority (5) must not be"),
+    _in_pod(
+        "preemptionPolicy",
+        {"preemptionPolicy": "Never"},
+        says="priorityClassName",
+        answer="PreemptionPolicy (Never) must not be",
+    ),
+    _in_pod("overhead", {"overhead": {"cpu": "1"}}, says="runtimeClassName", answer="Pod Overhead set without"),
+    # integers that are too large for their field
+    *(
+        PodCase(worker(container, pod)["template"], f"spec.{field}", answer=f"number {1 << 31} into Go struct field")
+        for field, container, pod in (
+            ("containers[0].livenessProbe.periodSeconds", {"livenessProbe": {**_PROBE, "periodSeconds": 1 << 31}}, {}),
+            ("priority", {}, {"priority": 1 << 31, "priorityClassName": "a"}),
+            (
+                "containers[0].restartPolicyRules[0].exitCodes.values[0]",
+                _ruled(exitCodes={"operator": "In", "values": [1 << 31]}),
+                {},
+            ),
+        )
+    ),
+    # names
+    _in_container(
+        "resources.claims[0].request",
+        {"resources": {"claims": [{"name": "gpu", "request": "A b"}]}},
+        {"resourceClaims": [{"name": "gpu", "resourceClaimName": "a"}]},
+    ),
+    _in_pod("serviceAccount", {"serviceAccount": "-x"}, server="spec.serviceAccountName"),
+    *(
+        _in_volume(
+            f".ephemeral.volumeClaimTemplate.metadata.{field}",
+            {
+                "ephemeral": {
+                    "volumeClaimTemplate": {"metadata": {field: "a"}, **_claim()["ephemeral"]["volumeClaimTemplate"]}
+                }
+            },
+            says="labels and annotations",
+        )
+        for field in ("namespace", "resourceVersion")
+    ),
+    _in_variable(".valueFrom.resourceFieldRef.resource", _unit("", "1"), says="is empty"),
+    _in_pod("securityContext.sysctls[0].name", _set("a" * 254)),
+    _in_affinity(
+        f"nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchFields[0].values",
+        {"nodeAffinity": _node_field(key="metadata.name", operator="In", values=[""])},
+        server=f"spec.affinity.nodeAffinity.{_TERMS}.nodeSelectorTerms[0].matchFields[0].values[0]",
+    ),
+    _in_container(
+        "resizePolicy[0].restartPolicy",
+        _resized(restartPolicy=""),
+        says="is empty",
+        server="spec.containers[0].resizePolicy",
+    ),
+]
 NEVER_STARTS = [
     _in_pod("os.name", {"os": {"name": "windows"}}),
     _in_container("command[0]", {"command": [""]}),
@@ -970,7 +1062,7 @@ RIGHT = [
         ({}, {"tolerations": [{"operator": "Exists"}, {"key": "a", "effect": "NoExecute", "tolerationSeconds": -1}]}),
         ({}, {"nodeSelector": {"example.com/disk": ""}, "terminationGracePeriodSeconds": -1, "schedulerName": "A B"}),
         ({}, {"dnsConfig": {"nameservers": ["fd00::1"], "searches": ["_a.b"], "options": [{"name": "ndots"}]}}),
-        ({}, {"hostAliases": [{"ip": "::1", "hostnames": ["a.b"]}], "priority": 5, "imagePullSecrets": []}),
+        ({}, {"hostAliases": [{"ip": "::1", "hostnames": ["a.b"]}], "priority": 0, "imagePullSecrets": []}),
         ({}, _sidecar(livenessProbe=_PROBE, lifecycle={"preStop": _PROBE})),
         ({}, _shared({"requests": {"cpu": 2}}, *[{"requests": {"cpu": 1}}] * 2)),
         ({}, _shared({"limits": {"cpu": 1}}, *[{"requests": {"cpu": "500m"}, "limits": {"cpu": 1}}] * 2)),

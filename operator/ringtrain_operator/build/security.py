@@ -40,8 +40,7 @@ def secured_pod(pod: Mapping[str, Any], fields: Collection[str]) -> dict[str, An
 
 
 def _needs_group(spec: Mapping[str, Any]) -> bool:
-    """Return whether a pod needs an fsGroup to write into a claim of the operator; false if its template sets a user or
-    group."""
+    """Return whether a pod needs an fsGroup to write into a claim of the operator; false if its template sets one."""
     contexts = (spec.get("securityContext"), spec["containers"][0].get("securityContext"))
     if any((context or {}).get(field) is not None for context in contexts for field in _OWNERSHIP):
         return False

@@ -39,13 +39,20 @@ class Refusal:
     reason: str
     message: str
 
+    def __str__(self) -> str:
+        return f"the API refused {self.ref} ({self.code} {self.reason}): {self.message}"
+
+    @property
+    def is_permanent(self) -> bool:
+        """Whether a field of the object is invalid, so that only another job helps. Policies and quotas may change."""
+        return self.code == 422 and f'"{self.ref.name}" is invalid: ' in self.message
+
 
 @dataclass(frozen=True)
 class PodIdentity:
     """Name, role and number of a pod within its job.
 
-    `attempt`: 0 for auxiliary pods. `incarnation`: number of the pod among those of the same name; 0 in a job that is
-    not elastic.
+    `attempt`: 0 for auxiliary pods. `incarnation`: number of the pod among those of the same name; 0 if not elastic.
     """
 
     name: str
@@ -98,8 +105,7 @@ class PodEnd:
     """Exit code, reason and time of the end of a pod's containers.
 
     `other_container`: name of the other container that ended the pod, if one did. `side_failure`: failure of another
-    container while the main one runs. `all_ended`: whether the kubelet has reported the end of all containers, and
-    restarts none.
+    container while the main one runs. `all_ended`: whether all containers have ended, and none is restarted.
     """
 
     code: int | None = None
@@ -196,17 +202,13 @@ class Observed:
     `objects`: the job's objects other than pods.
     `foreign`: objects of other owners, including pods, that have names of the job's objects.
     `taken_secrets`: Secrets that already existed when the operator tried to create them.
-    `launcher`: the launcher's /status, read `launcher_age_s` seconds ago; None if it could not be read.
-    `launcher_error`: reason why /status could not be read.
+    `launcher`: the launcher's /status, read `launcher_age_s` seconds ago; None, with `launcher_error`, if unreadable.
     `launcher_unreadable`: whether no later poll of this launcher can succeed.
     `launcher_refused`: reason why an elastic job's launcher refuses the number of workers.
     `refusals`: creations that the API refused in the last apply.
-    `status`: the job's status as read.
-    `contention`: the jobs that wait for placement.
     `nodes`: extended resources of each node; None if unknown or not needed.
     `nodes_ready`: for each node of a silent pod, whether the node stayed ready, if known.
-    `kueue`: None if Kueue is not served or not permitted.
-    `gangs`, `provisioning`: None outside a cluster.
+    `kueue`: None if Kueue is not served or not permitted. `gangs`, `provisioning`: None outside a cluster.
     `template`: the template that was merged into the spec; `template_problem`: reason why none could be merged.
     """
 

@@ -14,13 +14,11 @@ from ..status.model import Failure
 from ..status.situation import Situation
 from ..status.waiting import NODE_WAITS
 from .failure_rules import judge_failure
-from .outcome import failure_of_slowest, failure_with
+from .outcome import NO_PROGRAM, failure_of_slowest, failure_with
 
 DEADLINE_EXCEEDED = "DeadlineExceeded"
 PROGRESS_EXCEEDED = "ProgressDeadlineExceeded"
 REASON = "CannotStart"
-# Waiting reasons from kubelets that no wait can resolve.
-_NEVER = frozenset({"InvalidImageName"})
 # Waiting reasons that a user may still resolve: a ConfigMap, a Secret or its key, an image on the node.
 _NOT_YET = frozenset({"CreateContainerConfigError", "CreateContainerError", "ErrImageNeverPull"})
 # Messages about missing objects, from mount Events and from the scheduler. A server that does not answer does not
@@ -78,19 +76,22 @@ def progress_deadline(s: Situation) -> PolicyResult:
 
 
 def unstartable(s: Situation) -> PolicyResult:
-    """Fail the attempt if a pod cannot start: at once for an invalid image name, or after startTimeoutSeconds.
+    """Fail the attempt if a pod cannot start: at once if an object or an image name is invalid or a program is missing,
+    otherwise after startTimeoutSeconds.
 
     If the launcher gave up first, do not wait: the next attempt's pods would have the same problem.
     """
     if s.attempt == 0 or s.gang_began or s.is_without_pods:
         return NO_DECISION
-    refused = [
-        pod for pod in s.pods if not pod.finished and (pod.wait.reason in _NEVER or _lacks_creatable_object(pod))
-    ]
+    if invalid := next((one for one in s.observed.refusals if one.is_permanent), None):
+        name = invalid.ref.name if invalid.ref.kind == "Pod" else None
+        failure = Failure(attempt=s.attempt, pod=name, reason=REASON, message=str(invalid), time=s.now)
+        return PolicyResult(judge_failure(s, failure))
+    refused = [pod for pod in s.pods if not pod.finished and (_never_starts(pod) or _lacks_creatable_object(pod))]
     if not refused:
         return _give_way_to_others(s) or PolicyResult(requeue_at=_silent_pod_requeue_time(s))
-    pod = min(refused, key=lambda pod: (pod.wait.reason not in _NEVER, _unstartable_since(s, pod)))
-    if pod.wait.reason in _NEVER:
+    pod = min(refused, key=lambda pod: (not _never_starts(pod), _unstartable_since(s, pod)))
+    if _never_starts(pod):
         return PolicyResult(judge_failure(s, _deadline_failure(s, pod, "can't start")))
     limit_s = s.job.spec.networking.start_timeout_seconds
     due = _unstartable_since(s, pod) + timedelta(seconds=limit_s)
@@ -116,6 +117,10 @@ def _give_way_to_others(s: Situation) -> PolicyResult | None:
     detail = f": {pod.wait.message}" if pod.wait.message else ""
     what = f"did not run within {limit_s} s (networking.startTimeoutSeconds)"
     return PolicyResult(GiveWay(None, refused=f"{pod.id.name} {what}: {pod.wait.reason}{detail}"))
+
+
+def _never_starts(pod: PodView) -> bool:
+    return pod.wait.reason == "InvalidImageName" or NO_PROGRAM.search(pod.wait.message) is not None
 
 
 def _lacks_creatable_object(pod: PodView) -> bool:

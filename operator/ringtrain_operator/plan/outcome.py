@@ -1,10 +1,10 @@
 """Outcome of an attempt, read from the launcher's termination message, or else from those of the workers.
 
 A pod that went silent may be the fault of its node or of the job. This is known when the pod is deleted or the node is
-not ready. The gang restarts at once, and the restart is counted when it is known. The next attempt's pods wait for the
-silent pod in any case.
+not ready. The gang restarts at once, and the restart is counted when it is known. The next pods wait for that pod.
 """
 
+import re
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Literal
@@ -25,10 +25,14 @@ from .failure_rules import judge_failure, limit_reached_decision
 from .incomplete import give_way_decision
 from .queueing import missed_suspension
 
+# Messages of container runtimes about a command that an image does not have, or that is no program.
+NO_PROGRAM = re.compile(r"exec(: |utable file).*(not found|no such file|permission denied)", re.IGNORECASE)
 # Time for the API to show the state of the pod of an agent that the launcher reports as lost.
 POD_FATE_S = 15
 # Time for a live kubelet, after a pod's grace period, to report that the pod has ended.
 ANSWERS_WITHIN_S = 10
+# Reasons with which containerd and dockershim report a container that could not be started.
+_UNSTARTED = frozenset({"StartError", "ContainerCannotRun"})
 # Time for other information about a lost agent or launcher to arrive before the operator decides.
 JUDGED_WITHIN_S = 60
 
@@ -156,8 +160,7 @@ def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish
     """Decide about a failed attempt by failureRules and backoffLimit; if some pods of the attempt never ran, the job
     waits again.
 
-    Deleting the job's pods for a while also resolves a deadlock of two gangs that each have half of the resources which
-    both need.
+    Deleting the job's pods for a while also resolves a deadlock of two gangs that each have half of what both need.
     """
     if failure.reason != "NotAssembled":
         return judge_failure(s, failure)
@@ -172,8 +175,7 @@ def _judge_outcome(s: Situation, failure: Failure) -> Restart | GiveWay | Finish
 
 
 def failure_of(pod: PodView, s: Situation) -> Failure:
-    """Return the failure in the pod's termination message; if it reports none, return a failure that the pod's status
-    describes."""
+    """Return the failure in the pod's termination message; if it reports none, the one in the pod's status."""
     reported = failure_in(pod, s.attempt)
     if not reported:
         # A termination message of the launcher or agent without a failure is not output of the program.
@@ -216,6 +218,8 @@ def failure_with(pod: PodView, s: Situation, reason: str, message: str, output: 
 def _end_reason_and_message(pod: PodView, s: Situation) -> tuple[str, str]:
     """Return reason and message for a failed pod without a report from its agent or launcher."""
     detail = f": {pod.state.message}" if pod.state.message else ""
+    if missing := NO_PROGRAM.search(pod.end.message) if pod.end.reason in _UNSTARTED else None:
+        return "CannotStart", f"{pod.end.other_container or 'main container'} of {pod.id.name}: {missing[0]}"
     if pod.end.other_container:
         reason = "InitContainerFailed" if pod.end.other_container.startswith("init") else "SideContainerFailed"
         why = f" ({pod.end.reason})" if pod.end.reason not in ("", "Error") else ""

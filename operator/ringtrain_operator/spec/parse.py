@@ -162,12 +162,8 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     if schema is not None and not problems:
         problems += _launcher_problems(spec)
     # Clashes come first: a mount at the operator's path is reported as a clash, whatever volume it names.
-    return spec, problems or list(reserved_name_problems(spec)) or (_pod_problems(spec) if schema is not None else [])
-
-
-def _pod_problems(spec: JobSpec) -> list[Problem]:
-    """Return problems because of which pods could not be created, or could not find each other."""
-    return [*dangling_reference_problems(spec), *dns_policy_problems(spec)]
+    pods = [] if schema is None else [*dangling_reference_problems(spec), *dns_policy_problems(spec)]
+    return spec, problems or list(reserved_name_problems(spec)) or pods
 
 
 def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:
@@ -217,8 +213,7 @@ def _launcher_names_the_program(spec: Mapping[str, Any]) -> bool:
 
 
 def _launcher_problems(spec: JobSpec) -> Iterator[Problem]:
-    """Yield a problem if a ring job's launcher has a command, or if each of its ranks would start a launcher such as
-    torchrun."""
+    """Yield a problem if a ring job's launcher has a command, or if each rank would start one, such as torchrun."""
     if spec.backend != "ring":
         return
     if any(container.get("command") for container in containers_of(spec.launcher.template or {})[:1]):

@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from ..errors import shown
-from .labels import is_qualified_name
+from .labels import is_domain, is_qualified_name
 from .pod_rules import Found, given_twice, items_of, quantity_value
 
 # Container runtimes refuse to start a container with less memory than some MiB.
@@ -89,8 +89,8 @@ def node_field_problems(expression: Mapping[str, Any]) -> Found:
         yield ".key", f"is {shown(key)}; expected metadata.name, or matchExpressions for labels"
     elif operator not in ("In", "NotIn"):
         yield ".operator", f"is {shown(operator)}; expected In or NotIn for a node's field"
-    elif len(values) != 1:
-        yield ".values", f"is {shown(values)}; expected one name for a node's field"
+    elif len(values) != 1 or not is_domain(values[0]):
+        yield ".values", f"is {shown(values)}; expected one name of a node"
 
 
 def toleration_problems(one: Mapping[str, Any]) -> Found:
@@ -152,6 +152,29 @@ def init_problems(pod: Mapping[str, Any]) -> Found:
         for field in ("livenessProbe", "readinessProbe", "startupProbe", "lifecycle"):
             if container.get(field) and container.get("restartPolicy") != "Always":
                 yield f"{path}.{field}", "is given; expected none without restartPolicy: Always"
+
+
+def class_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield problems of fields that Kubernetes sets by the pod's class of priority or runtime."""
+    fields = {"priority": "priorityClassName", "preemptionPolicy": "priorityClassName", "overhead": "runtimeClassName"}
+    for field, name in fields.items():
+        if pod.get(field) not in (None, 0, {}, "", "PreemptLowerPriority") and not pod.get(name):
+            yield f".{field}", f"is {shown(pod[field])}; expected none: Kubernetes sets it by {name}"
+
+
+def sleep_problems(pod: Mapping[str, Any]) -> Found:
+    """Yield problems of hooks that sleep for longer than the pod's grace period."""
+    grace = pod.get("terminationGracePeriodSeconds")
+    most = 30 if grace is None else max(1, grace)
+    for path, container in items_of(pod, *_CONTAINERS):
+        for hook in ("postStart", "preStop"):
+            handler = (container.get("lifecycle") or {}).get(hook) or {}
+            if (seconds := (handler.get("sleep") or {}).get("seconds") or 0) > most:
+                said = f"is {seconds}; expected at most {most}, as terminationGracePeriodSeconds"
+                yield (
+                    f"{path}.lifecycle.{hook}.sleep.seconds",
+                    f"{said} {'is' if grace is not None else 'is by default'}",
+                )
 
 
 def propagation_problems(container: Mapping[str, Any]) -> Found:
@@ -284,7 +307,7 @@ def spread_problems(pod: Mapping[str, Any]) -> Found:
 
 def pod_resource_problems(resources: Mapping[str, Any]) -> Found:
     """Yield problems of resources of a whole pod, which can be only cpu, memory and huge pages."""
-    if resources.get("claims"):
+    if resources.get("claims") is not None:
         yield ".claims", f"is {shown(resources['claims'])}; expected them in containers[0].resources"
     for kind in ("requests", "limits"):
         for name, amount in (resources.get(kind) or {}).items():

@@ -23,6 +23,7 @@ from .pod_rules import (
     not_both,
     number,
     one_of,
+    only,
     quantity_value,
     text,
 )
@@ -65,6 +66,7 @@ def _rules(*rules: PodRule, **fields: PodRule) -> DefinitionRules:
 
 _NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
 _KEY_NAME = "[A-Za-z0-9]([-_.A-Za-z0-9]{0,61}[A-Za-z0-9])?"
+_SEARCHED = f"_?{_NAME.replace('[-', '[-_')}"
 _FIELD = (
     rf"metadata\.(name|namespace|uid|labels\['([a-z0-9][-.a-z0-9]*/)?{_KEY_NAME}'\]"
     rf"|annotations\['([A-Za-z0-9][-.A-Za-z0-9]*/)?{_KEY_NAME}'\])"
@@ -101,6 +103,9 @@ _HANDLERS = ("exec", "httpGet", "tcpSocket")
 _VARIABLES = "printable ASCII characters other than '='"
 
 POD_RULES: Mapping[str, DefinitionRules] = {
+    **dict.fromkeys(
+        ("LocalObjectReference", "ConfigMapProjection", "SecretProjection", "PodDNSConfigOption"), _rules(needs("name"))
+    ),
     "ObjectMeta": _rules(labels=label_problems, annotations=annotation_problems, finalizers=each(_KEY)),
     "OwnerReference": _rules(needs("apiVersion", "kind", "name", "uid")),
     "PodSpec": _rules(
@@ -115,11 +120,13 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         objects.sysctl_problems,
         objects.pod_amount_problems,
         objects.root_user_problems,
-        objects.spread_problems,
         objects.windows_problems,
+        objects.sleep_problems,
+        objects.spread_problems,
         different("schedulingGates.name"),
         in_field("resources", objects.pod_resource_problems),
         no_field("ephemeralContainers", "in a pod template", lambda pod: True),
+        objects.class_problems,
         not_both("hostPID", "shareProcessNamespace"),
         *(
             no_field(field, "with hostUsers: false", lambda pod: pod.get("hostUsers") is False)
@@ -134,9 +141,9 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         nodeSelector=label_problems,
         priorityClassName=_DOMAIN,
         runtimeClassName=_DOMAIN,
+        serviceAccount=_DOMAIN,
         serviceAccountName=_DOMAIN,
     ),
-    "LocalObjectReference": _rules(needs("name")),
     "Container": _rules(
         needs("name", "image"),
         different("ports.name"),
@@ -153,6 +160,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         restartPolicy=choice("Always", "Never", "OnFailure"),
     ),
     "ContainerResizePolicy": _rules(
+        needs("resourceName", "restartPolicy"),
         resourceName=choice("cpu", "memory"),
         restartPolicy=text("NotRequired".__eq__, "NotRequired, as the pod's restartPolicy is Never"),
     ),
@@ -175,24 +183,27 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         ),
     ),
     "EnvFromSource": _rules(one_of("configMapRef", "secretRef"), prefix=matching("[ -<>-~]*", _VARIABLES)),
-    "ConfigMapEnvSource": _rules(needs("name"), name=_DOMAIN),
-    "SecretEnvSource": _rules(needs("name"), name=_DOMAIN),
-    "ConfigMapKeySelector": _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY),
-    "SecretKeySelector": _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY),
+    **dict.fromkeys(("ConfigMapEnvSource", "SecretEnvSource"), _rules(needs("name"), name=_DOMAIN)),
+    **dict.fromkeys(
+        ("ConfigMapKeySelector", "SecretKeySelector"), _rules(needs("name", "key"), name=_DOMAIN, key=_DATA_KEY)
+    ),
     "ResourceFieldSelector": _rules(
+        needs("resource"),
         objects.divisor_problems,
         resource=matching(
             r"(limits|requests)\.(cpu|memory|ephemeral-storage|hugepages-.+)", "a resource such as limits.cpu"
         ),
     ),
+    "FileKeySelector": _rules(
+        needs("volumeName", "key", "path"), path=text(_has_no_up, "a path without '..'"), volumeName=_LABEL
+    ),
+    "ResourceClaim": _rules(name=_LABEL, request=_LABEL),
     "ObjectFieldSelector": _rules(apiVersion=text("v1".__eq__, "v1")),
     "ResourceRequirements": _rules(objects.resource_problems, objects.claim_name_problems),
     "Volume": _rules(needs("name"), at_most_one_besides("name"), name=_LABEL),
     "VolumeProjection": _rules(at_most_one_besides()),
     "ConfigMapVolumeSource": _rules(needs("name"), defaultMode=_MODE),
-    "ConfigMapProjection": _rules(needs("name")),
     "SecretVolumeSource": _rules(needs("secretName"), defaultMode=_MODE),
-    "SecretProjection": _rules(needs("name")),
     "ProjectedVolumeSource": _rules(objects.projected_path_problems, defaultMode=_MODE),
     "DownwardAPIVolumeSource": _rules(defaultMode=_MODE),
     "DownwardAPIVolumeFile": _rules(
@@ -230,20 +241,17 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "AzureDiskVolumeSource": _rules(objects.azure_disk_problems),
     "GitRepoVolumeSource": _rules(directory=_RELATIVE),
     "QuobyteVolumeSource": _rules(registry=matching(r"[^:,]+:[^:,]+(,[^:,]+:[^:,]+)*", "HOST:PORT,...")),
-    "GCEPersistentDiskVolumeSource": _rules(partition=_LUN),
-    "AWSElasticBlockStoreVolumeSource": _rules(partition=_LUN),
-    "ScaleIOVolumeSource": _rules(needs("volumeName")),
-    "StorageOSVolumeSource": _rules(needs("volumeName")),
+    **dict.fromkeys(("GCEPersistentDiskVolumeSource", "AWSElasticBlockStoreVolumeSource"), _rules(partition=_LUN)),
+    **dict.fromkeys(("ScaleIOVolumeSource", "StorageOSVolumeSource"), _rules(needs("volumeName"))),
     "ServiceAccountTokenProjection": _rules(needs("path"), path=_TARGET, expirationSeconds=number(600, 1 << 32)),
     "EphemeralVolumeSource": _rules(needs("volumeClaimTemplate")),
     "PersistentVolumeClaimTemplate": _rules(
-        in_field("metadata", no_field("name", "in a volumeClaimTemplate", lambda metadata: True))
+        in_field("metadata", only("labels", "annotations")),
     ),
     "PersistentVolumeClaimSpec": _rules(
         needs("accessModes"), objects.claim_problems, storageClassName=_DOMAIN, volumeAttributesClassName=_DOMAIN
     ),
-    "TypedLocalObjectReference": _rules(needs("kind", "name")),
-    "TypedObjectReference": _rules(needs("kind", "name")),
+    **dict.fromkeys(("TypedLocalObjectReference", "TypedObjectReference"), _rules(needs("kind", "name"))),
     "VolumeMount": _rules(
         needs("name", "mountPath"),
         not_both("subPath", "subPathExpr"),
@@ -266,8 +274,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "ExecAction": _rules(needs("command")),
     "SleepAction": _rules(seconds=number(0)),
     "HTTPHeader": _rules(needs("name"), name=matching("[-A-Za-z0-9]+", "letters, digits and '-'")),
-    "HTTPGetAction": _rules(port=_PORT_OR_NAME),
-    "TCPSocketAction": _rules(port=_PORT_OR_NAME),
+    **dict.fromkeys(("HTTPGetAction", "TCPSocketAction"), _rules(port=_PORT_OR_NAME)),
     "GRPCAction": _rules(port=_PORT),
     "SecurityContext": _rules(objects.escalation_problems, runAsUser=_USER, runAsGroup=_USER),
     "PodSecurityContext": _rules(
@@ -284,7 +291,8 @@ POD_RULES: Mapping[str, DefinitionRules] = {
     "Sysctl": _rules(
         needs("name"),
         name=matching(
-            rf"({_NAME.replace('[-', '[-_')}[./])*{_NAME.replace('[-', '[-_')}", "a name such as net.core.somaxconn"
+            rf"(?=.{{1,253}}$)({_NAME.replace('[-', '[-_')}[./])*{_NAME.replace('[-', '[-_')}",
+            "a name such as net.core.somaxconn",
         ),
     ),
     "Toleration": _rules(objects.toleration_problems, key=_KEY, value=_LABEL_VALUE, operator=choice("Equal", "Exists")),
@@ -301,8 +309,7 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         operator=choice("In", "NotIn", "Exists", "DoesNotExist"),
         values=each(_LABEL_VALUE),
     ),
-    "PreferredSchedulingTerm": _rules(weight=number(1, 100)),
-    "WeightedPodAffinityTerm": _rules(weight=number(1, 100)),
+    **dict.fromkeys(("PreferredSchedulingTerm", "WeightedPodAffinityTerm"), _rules(weight=number(1, 100))),
     "PodAffinityTerm": _rules(
         needs("topologyKey"),
         *(
@@ -327,9 +334,8 @@ POD_RULES: Mapping[str, DefinitionRules] = {
         in_field("nameservers", text(lambda addresses: len(addresses) < 4, "at most 3 addresses")),
         in_field("searches", text(lambda domains: len(domains) <= 32, "at most 32 domains")),
         nameservers=each(_ADDRESS),
-        searches=each(matching(r"[-_.a-z0-9]{1,253}", "a domain")),
+        searches=each(matching(rf"\.|(?=.{{1,253}}$){_SEARCHED}(\.{_SEARCHED})*\.?", "a domain")),
     ),
-    "PodDNSConfigOption": _rules(needs("name")),
     "HostAlias": _rules(needs("ip"), ip=_ADDRESS, hostnames=each(_DOMAIN)),
     "PodReadinessGate": _rules(needs("conditionType"), conditionType=_KEY),
     "PodSchedulingGate": _rules(name=_KEY),

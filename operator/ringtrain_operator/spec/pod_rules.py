@@ -29,8 +29,7 @@ def quantity_value(value: object) -> Decimal | None:
 
 
 def quantity_hint(value: object, resource: str = "") -> str:
-    """Return what to write instead of `value`, which is not a quantity: for 4GB or 4 gb, 4G or 4Gi; of cpu for 100mi,
-    100m."""
+    """Return what to write instead of `value`, which is not a quantity: for 4GB, 4G or 4Gi; of cpu for 100mi, 100m."""
     found = re.fullmatch(r"(\d+\.?\d*)\s*([kmgtpe])(?:i?b|i)?(?:ytes?)?", str(value).strip(), re.IGNORECASE)
     if resource == "cpu":
         return f"did you mean {found[1]}m?" if found and found[2] in "mM" else "expected CPUs, for example 500m or 2"
@@ -139,6 +138,15 @@ def no_field(field: str, why: str, applies: Callable[[Mapping[str, Any]], object
             yield f".{field}", f"is {shown(value[field])}; expected none {why}"
 
     return rule
+
+
+def only(*fields: str) -> PodRule:
+    """Return a rule for an object: it may have a value only in `fields`."""
+    return lambda one: (
+        (f".{key}", f"is {shown(value)}; expected only {' and '.join(fields)} here")
+        for key, value in one.items()
+        if value and key not in fields
+    )
 
 
 def items_of(owner: Mapping[str, Any], *fields: str) -> list[tuple[str, Mapping[str, Any]]]:

@@ -24,6 +24,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "array": (list,),
     "object": (Mapping,),
 }
+_BITS = {"int32": 31, "int64": 63}
 _TYPE_NAMES = {"array": "a list", "object": "a mapping", "integer": "an integer", "boolean": "true or false"}
 
 # For each type of object: a type with whose fields people confuse its fields, and where that type belongs.
@@ -51,8 +52,7 @@ class PodSchema:
 
     @classmethod
     def from_openapi(cls, document: Mapping[str, Any], version: str) -> "PodSchema":
-        """Return the schema of pod templates in an API server's document /openapi/v3/api/v1. Raises ValueError if the
-        document has none."""
+        """Return the schema of pod templates in an API server's document /openapi/v3/api/v1. Raises ValueError."""
         try:
             schemas = document["components"]["schemas"]
             return cls(version, dict(_reachable_schemas(schemas, _ROOT)))
@@ -74,6 +74,8 @@ class PodSchema:
             yield Problem(path, _wrong_type(value, kinds))
         elif schema.get("quantity") and quantity_value(value) is None:
             yield Problem(path, f"is {value!r}; {quantity_hint(value, path.rpartition('[')[2].removesuffix(']'))}")
+        elif (bits := _BITS.get(schema.get("format", ""))) and not -(1 << bits) <= int(str(value)) < 1 << bits:
+            yield Problem(path, f"is {value}; expected an integer from {-(1 << bits)} to {(1 << bits) - 1}")
         elif "enum" in schema and value not in ("", *schema["enum"]):
             yield Problem(path, f"is {value!r}, allowed: {', '.join(filter(None, schema['enum']))}")
         elif isinstance(value, Mapping):
@@ -121,7 +123,7 @@ class PodSchema:
             return "is not a field here; put it below limits"
         longer = [one for one in known if one.endswith(key[:1].upper() + key[1:])]  # secretName for name
         hint = spelling_hint(key, known) or (f"did you mean {longer[0]}?" if longer else "")
-        hint = hint or f"allowed: {_some_field_names(sorted(known))}"
+        hint = hint or f"allowed: {', '.join(sorted(known)[:12])}{', …' if len(known) > 12 else ''}"
         return f"is not a field here in Kubernetes {self.version}; {hint}{self.way_out}"
 
 
@@ -197,7 +199,3 @@ def _wrong_type(value: object, kinds: list[str]) -> str:
     if kinds in (["integer"], ["boolean"]) and isinstance(value, str) and QUOTED.fullmatch(value):
         quotes = " without quotes"
     return f"is {shown(value)}; must be {expected}{quotes}"
-
-
-def _some_field_names(names: list[str]) -> str:
-    return ", ".join(names[:12]) + (", …" if len(names) > 12 else "")

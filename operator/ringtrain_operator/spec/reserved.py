@@ -3,13 +3,14 @@
 The API server accepts a job with a dangling reference and refuses its pods.
 """
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from typing import Any
 
 from .. import contract
 from ..errors import Problem, counted, shown, spelling_hint
 from .base import MOST_RANKS, MOST_SLOTS, field_at
 from .job import JobSpec
+from .pod_rules import items_of
 from .template import TEMPLATES, WORKER_TEMPLATES, containers_of, device_count, template_devices
 
 VOLUME_SECRET = "ringtrain-secret"
@@ -25,6 +26,8 @@ VOLUMES = frozenset(
 
 # Set in an evaluator's pod, where TensorFlow reads it.
 ENV_TF_CONFIG = "TF_CONFIG"
+# Lists of a container whose entries name volumes.
+_OF_VOLUMES = ("volumeMounts", "volumeDevices")
 # Prevents the NVIDIA runtime from exposing every GPU of the node to a container that requests none.
 ENV_NVIDIA_VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
@@ -244,28 +247,26 @@ def dangling_reference_problems(spec: JobSpec) -> list[Problem]:
 
 def _dangling_in_template(template: Mapping[str, Any], path: str, ours: set[str]) -> Iterator[Problem]:
     pod = template.get("spec") or {}
-    volumes = pod.get("volumes") or ()
-    containers = [
-        (f"{path}.{field}[{index}]", container)
-        for field in ("initContainers", "containers")
-        for index, container in enumerate(containers_of(template, field))
-    ]
-    names = {str(volume.get("name")) for volume in volumes} | ours
+    volumes = {str(volume.get("name")) for volume in pod.get("volumes") or ()} | ours
     claims = {str(claim.get("name")) for claim in pod.get("resourceClaims") or ()}
-    for where, container in containers:
-        for field in ("volumeMounts", "volumeDevices"):
-            yield from _dangling_names(container.get(field), f"{where}.{field}", names, "volume", f"{path}.volumes")
-        used = (container.get("resources") or {}).get("claims")
-        yield from _dangling_names(
-            used, f"{where}.resources.claims", claims, "resource claim", f"{path}.resourceClaims"
-        )
+    for at, container in items_of(pod, "initContainers", "containers"):
+        used = [(f"{at}{there}.name", one.get("name")) for there, one in items_of(container, *_OF_VOLUMES)]
+        for there, variable in items_of(container, "env"):
+            if file := (variable.get("valueFrom") or {}).get("fileKeyRef"):
+                used.append((f"{at}{there}.valueFrom.fileKeyRef.volumeName", file.get("volumeName")))
+        yield from _dangling_names(used, path, volumes, "volume", "volumes")
+        claimed = items_of(container.get("resources") or {}, "claims")
+        names = [(f"{at}.resources{there}.name", claim.get("name")) for there, claim in claimed]
+        yield from _dangling_names(names, path, claims, "resource claim", "resourceClaims")
 
 
-def _dangling_names(entries: Any, path: str, known: set[str], noun: str, there: str) -> Iterator[Problem]:
-    """Yield a problem for each of `entries` whose name is not in `known`, the names in the list at the path `there`."""
-    for index, entry in enumerate(entries or ()):
-        name = str(entry.get("name"))
+def _dangling_names(
+    used: Iterable[tuple[str, object]], path: str, known: set[str], noun: str, field: str
+) -> Iterator[Problem]:
+    """Yield a problem for each (path below `path`, name) of `used` whose name is not in `known`, the names in the pod's
+    list `field`."""
+    for where, name in ((where, str(name)) for where, name in used):
         if name not in known:
             has = ", ".join(sorted(known - VOLUMES)) or "none"
-            hint = spelling_hint(name, known) or f"it has {has}; add it to {there}"
-            yield Problem(f"{path}[{index}].name", f"is {name!r}, but the pod has no such {noun}; {hint}")
+            hint = spelling_hint(name, known) or f"it has {has}; add it to {path}.{field}"
+            yield Problem(f"{path}{where}", f"is {name!r}, but the pod has no such {noun}; {hint}")

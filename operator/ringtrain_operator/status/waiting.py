@@ -17,6 +17,8 @@ from .situation import Situation
 
 # Number of names in a message; the rest are counted.
 NAMES_SHOWN = 3
+# Before the scheduler's last message, in the message of a condition after it.
+_LAST = "; the last answer of the scheduler: "
 
 
 def running_condition(s: Situation) -> ConditionChange:
@@ -64,7 +66,15 @@ def _queued_condition(s: Situation) -> ConditionChange:
     ahead = [one.job for one in s.observed.contention.ahead_of(_queued_contender(s))][-NAMES_SHOWN:]
     what = " and ".join(sorted(s.status.ledger.line_wants.keys() - {ROOM})) or "room on nodes"
     place = f"; directly ahead of it in the queue: {', '.join(reversed(ahead))}" if ahead else ", and is next"
-    return _not_running_condition("Queued", f"it waits without pods for {what}{place}")
+    return _not_running_condition("Queued", f"it waits without pods for {what}{place}{_last_unschedulable_text(s)}")
+
+
+def _last_unschedulable_text(s: Situation) -> str:
+    """Return why the scheduler found no node for the last pods, from the condition that the job has now."""
+    running = s.status.condition("Running")
+    message = running.message if running is not None else ""
+    last = message if running is not None and running.reason == "Unschedulable" else message.partition(_LAST)[2]
+    return last and f"{_LAST}{last}"
 
 
 def _too_large_condition(s: Situation, then: str) -> ConditionChange:
@@ -118,7 +128,9 @@ def _pending_pods_condition(s: Situation, absent: Sequence[str]) -> ConditionCha
     if not absent:
         return None
     count = f"{len(absent)} of {counted(len(s.wanted_names), 'pod')} not running yet"
-    return _not_running_condition("WaitingForPods", f"{count}: {_first_pod_names(absent)}")
+    is_placed = s.pods and all(pod.place.node for pod in s.pods)
+    text = f"{count}: {_first_pod_names(absent)}{'' if is_placed else _last_unschedulable_text(s)}"
+    return _not_running_condition("WaitingForPods", text)
 
 
 def _gang_condition(s: Situation) -> ConditionChange:
@@ -168,9 +180,8 @@ def _world_text(s: Situation) -> str:
 
 def refusal_condition(refusals: Sequence[Refusal]) -> ConditionChange:
     """Return the condition for refused create requests, with the API's own message about the first request."""
-    first = refusals[0]
     others = f" ({len(refusals) - 1} more were refused)" if len(refusals) > 1 else ""
-    return _refused_condition(f"the API refused {first.ref} ({first.code} {first.reason}): {first.message}{others}")
+    return _refused_condition(f"{refusals[0]}{others}")
 
 
 # The only refusal of the API that ends when other jobs release resources.

@@ -120,10 +120,7 @@ def missing_auxiliary_pods(s: Situation, settings: BuildSettings) -> Iterator[di
 
 def auxiliary_refusal_text(s: Situation, names: Container[str]) -> str:
     """Return the API's reason for refusing a pod with one of these names; empty if it refused none."""
-    messages = (
-        f"{REFUSED} {one.ref} ({one.reason}): {one.message}" for one in s.observed.refusals if one.ref.name in names
-    )
-    return next(messages, "")
+    return next((str(one) for one in s.observed.refusals if one.ref.name in names), "")
 
 
 def is_auxiliary_pod_running(pod: PodView) -> bool:

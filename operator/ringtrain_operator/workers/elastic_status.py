@@ -81,7 +81,7 @@ def degraded_condition(s: Situation) -> ConditionChange | None:
 def _incomplete_reason(s: Situation) -> tuple[str, str]:
     """Return why the world has fewer workers than requested, as one word and as a sentence."""
     for refusal in s.gang_refusals:
-        return "CreationRefused", f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+        return "CreationRefused", str(refusal)
     pods = {pod.id.index: pod for pod in s.workers}
     absent = [
         worker
@@ -105,8 +105,7 @@ def _incomplete_reason(s: Situation) -> tuple[str, str]:
 
 
 def _lost_launcher_text(s: Situation, since: datetime) -> str:
-    """Return a text about a lost launcher: the cause, why there is no new one, and how long ranks wait for a
-    launcher."""
+    """Return a text about a lost launcher: cause, why there is no new one, how long ranks wait."""
     name, due = build.launcher_name(s.job), next_creation_time(s.status, None)
     until = since + timedelta(seconds=s.job.spec.networking.start_timeout_seconds)
     next_one = "a new one is starting"
@@ -115,7 +114,7 @@ def _lost_launcher_text(s: Situation, since: datetime) -> str:
     if s.launcher is not None and s.launcher.wait.reason:
         next_one = f"the new one waits: {s.launcher.wait.message or s.launcher.wait.reason}"
     for refusal in s.gang_refusals:
-        next_one = f"the API refused {refusal.ref} ({refusal.reason}): {refusal.message}"
+        next_one = str(refusal)
     return (
         f"{name} {_last_loss_text(s, None) or 'does not exist'}; {next_one}; ranks continue to train; if their world "
         f"has to change they wait for it until {format_time(until)}"

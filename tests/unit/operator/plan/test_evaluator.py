@@ -89,7 +89,7 @@ def test_a_refusal_of_its_pod_is_said() -> None:
     w.start_gang()
     del w.pods[NAME]
     w.settle()
-    assert w.status.evaluator.message == f"the API refused {refused.ref} (Forbidden): {refused.message}"
+    assert w.status.evaluator.message == str(refused)
     why = [line for line in explain_job(w.job, [], []) if "evaluator" in line]
     assert why == [f"  the evaluator is {state(w)}: {w.status.evaluator.message}"]
     w.refusals = ()

@@ -8,7 +8,7 @@ from support.planworld import World, condition, running, settled, started, world
 
 from ringtrain_operator.build.names import ObjectRef
 from ringtrain_operator.contract import KILLED_FOR_MEMORY
-from ringtrain_operator.observe.model import Foreign
+from ringtrain_operator.observe.model import Foreign, Refusal
 from ringtrain_operator.plan.ledger import STEADY_S
 from ringtrain_operator.status.model import format_time
 
@@ -218,6 +218,48 @@ def test_a_pod_whose_image_has_no_possible_name(name: str) -> None:
     assert f"{name} can't start: InvalidImageName: couldn't parse image name" in failed.message
     w.run(seconds=60)
     assert w.pods == {}
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("Pod", "digits-launcher"), ("Pod", "digits-worker-1"), ("Pod", "digits-data-0"), ("Service", "digits")],
+)
+def test_an_object_that_the_api_server_calls_invalid(kind: str, name: str, elastic: bool) -> None:
+    """It would be refused for ever: the job fails at once with the server's words. A policy may change, and does
+    not end the job."""
+    spec = {"elastic": {"minReplicas": 1, "maxReplicas": 2}} if elastic else {}
+    w = settled(job(dataWorkers={"replicas": 1}, **spec))
+    w.refusals = (Refusal(ObjectRef(kind, name), 422, "Invalid", f"admission policy x denied {kind} {name}"),)
+    w.run(seconds=60)
+    assert w.status.state != "Failed"
+    message = f'{kind} "{name}" is invalid: spec.x: Invalid value: 5: must be less'
+    w.refusals = (Refusal(ObjectRef(kind, name), 422, "Invalid", message),)
+    w.settle()
+    assert (w.status.failure.reason, w.status.restarts, w.status.state) == ("CannotStart", 0, "Failed")
+    assert f"the API refused {kind} {name} (422 Invalid): {message}; a restart" in condition(w, "Failed")[2]
+
+
+NO_PROGRAM = 'runc create failed: error: exec: "fetsh": executable file not found in $PATH: unknown'
+
+
+@pytest.mark.parametrize("elastic", [False, True])
+@pytest.mark.parametrize("name", ["digits-launcher", "digits-worker-1"])
+@pytest.mark.parametrize("runtime", ["containerd", "CRI-O"])
+def test_an_init_container_whose_program_does_not_exist(name: str, runtime: str, elastic: bool) -> None:
+    """The image will not get it, so the job fails at once, as with the main container's command. containerd ends the
+    container, CRI-O does not create it."""
+    w = settled(job(**({"elastic": {"minReplicas": 1, "maxReplicas": 2}} if elastic else {})))
+    ended = {"exitCode": 128, "reason": "StartError", "message": NO_PROGRAM, "finishedAt": format_time(w.now)}
+    waiting = {"reason": "CreateContainerError", "message": "executable file `fetsh` not found in $PATH"}
+    state = {"terminated": ended} if runtime == "containerd" else {"waiting": waiting}
+    phase = "Failed" if runtime == "containerd" else "Pending"
+    w.pods[name]["status"] = {"phase": phase, "initContainerStatuses": [{"name": "fetch", "state": state}]}
+    w.run(seconds=31)  # for so long the launcher might report something else
+    failure = w.status.failure
+    assert (failure.reason, failure.pod, w.status.state, w.status.restarts) == ("CannotStart", name, "Failed", 0)
+    assert "fetsh" in failure.message
+    assert ("init container fetch" in failure.message) == (runtime == "containerd")
 
 
 @pytest.mark.parametrize("reason", ["CreateContainerConfigError", "ErrImageNeverPull"])

@@ -58,6 +58,9 @@ def test_a_job_that_waits_is_queued_and_has_no_pods() -> None:
     assert (running.status, running.reason) == ("False", "Queued")
     ahead = "directly ahead of it in the queue: default/job-"
     assert running.message.startswith(f"it waits without pods for nvidia.com/gpu; {ahead}")
+    assert "; the last answer of the scheduler: " in running.message
+    assert "Insufficient nvidia.com/gpu" in running.message
+    assert waiting.status.message == running.message
     assert waiting.status.reason == "Queued"
     assert "Queued" in waiting.reasons()
 
