@@ -46,10 +46,11 @@ class ClusterOptions:
 
 def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     """Decorate a command so that it accepts kubectl's --namespace, --context and --kubeconfig and gets them as one
-    argument `cluster`. Return the command."""
+    argument `cluster`. Its jobs may be named NAMESPACE/JOB. Return the command."""
 
     @functools.wraps(command)
     def collected(namespace: str, context: str, kubeconfig: str, **given: Any) -> None:
+        namespace = _take_namespace(namespace, given)
         command(**given, cluster=ClusterOptions(namespace, context, kubeconfig))
 
     for name, text in (
@@ -60,6 +61,20 @@ def cluster_options(command: Callable[..., None]) -> Callable[..., None]:
     return click.option(
         "--namespace", "-n", default="", help="Namespace of the jobs; default: the namespace in the kubeconfig."
     )(collected)
+
+
+def _take_namespace(option: str, given: dict[str, Any]) -> str:
+    """Return the namespace of the jobs in `given`, and remove it from names such as NAMESPACE/JOB. `option`: value of
+    --namespace. With --local, or if it exists, such a name is a folder of a run."""
+    names = given.get("names") or (given.get("name") or "",)
+    parts = [name.rpartition("/") for name in names]
+    if given.get("local") or given.get("runs") or not any(slash for _, slash, _ in parts) or Path(names[0]).exists():
+        return option
+    found = {namespace if slash else option for namespace, slash, _ in parts} | {option or parts[0][0]}
+    if len(found) > 1 or not all(name for _, _, name in parts):
+        raise click.UsageError(f"{' '.join(names)}: expected JOB or NAMESPACE/JOB, all in one namespace (-n)")
+    given |= {"names": tuple(name for _, _, name in parts)} if "names" in given else {"name": parts[0][2]}
+    return found.pop()
 
 
 def runs_folder() -> Path:

@@ -111,10 +111,12 @@ def explain_job(
     if place:
         yield f"    {place}"
     told = "".join(conditions)
-    yield from (f"    {line}" for line in (*_limited_pod_lines(list(_pod_causes(pods, told))), *unreached))
+    of_pods = list(_pod_causes(pods, told))
+    yield from (f"    {line}" for line in (*_limited_pod_lines(of_pods), *unreached))
     if started := (status.get("progress") or {}).get("startedFrom"):
         yield f"  training last continued from {started}"
-    if wrong := (status.get("progress") or {}).get("notFinite"):
+    wrong = (status.get("progress") or {}).get("notFinite")
+    if wrong and (status.get("failure") or {}).get("reason") != "NotFinite":
         yield f"  {wrong}"
     yield from (
         f"  {line}"
@@ -123,7 +125,7 @@ def explain_job(
     yield from _failure_cause(status, told)
     if status.get("failure") or status.get("restarts") or status.get("disruptions"):
         yield f"  restarts: {status.get('restarts', 0)} counted, {counted(status.get('disruptions', 0), 'disruption')}"
-    yield from (f"  {line}" for line in _warning_causes(_present_events(status, events), told))
+    yield from (f"  {line}" for line in _warning_causes(_present_events(status, events), told + "".join(of_pods)))
 
 
 def _start_causes(status: Json, pods: list[Json], events: list[Json]) -> Iterator[str]:
@@ -158,8 +160,12 @@ def _condition_causes(status: Json) -> Iterator[str]:
     """Yield a line for each of the job's conditions that reports a problem, and for the warning of a success."""
     bad = {"Accepted": "False", "Suspended": "True", "Failed": "True", "Restarting": "True", "Running": "False"}
     bad["Degraded"] = bad["Queued"] = bad["InputStalled"] = bad["LogsNotShipped"] = "True"
-    for condition in status.get("conditions") or []:
-        repeated = condition["type"] == "Running" and condition.get("reason") in ("Suspended", "WaitingForQueue")
+    conditions = status.get("conditions") or []
+    said = {c.get("message") for c in conditions if c["type"] != "Running" and bad.get(c["type"]) == c["status"]}
+    for condition in conditions:
+        repeated = condition["type"] == "Running" and (
+            condition.get("reason") in ("Suspended", "WaitingForQueue") or condition.get("message") in said
+        )
         matters = not repeated and condition.get("reason") != "Finished"
         limps = condition["type"] == "Running" and condition.get("reason") == "SideContainerFailed"
         if limps or (bad.get(condition["type"]) == condition["status"] and matters):
@@ -183,13 +189,13 @@ def _pod_causes(pods: list[Json], told: str) -> Iterator[str]:
     views = sorted(map(view_pod, pods), key=lambda pod: pod.phase == "Pending" and not pod.wait.reason)
     for pod in views:  # those that only wait for a place come last
         if pod.wait.reason:
-            if f"{pod.id.name}: {pod.wait.message}" not in told:
+            if not pod.wait.message or pod.wait.message not in told:
                 yield f"pod {pod.id.name}: {pod.wait.reason}: {pod.wait.message}"
         elif pod.disrupted.reason:
             yield f"pod {pod.id.name} was evicted: {pod.disrupted.reason}"
         elif pod.deletion_time:
             yield f"pod {pod.id.name} on {pod.place.node or 'no node'} is ending"
-        elif pod.phase == "Failed":
+        elif pod.phase == "Failed" and pod.id.name not in told:
             yield f"pod {pod.id.name} on {pod.place.node}: exit code {pod.end.code} {pod.end.reason}".rstrip()
         elif pod.end.side_failure:
             yield f"pod {pod.id.name} on {pod.place.node}: {pod.end.side_failure}, and its main container runs on"

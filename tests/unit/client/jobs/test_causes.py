@@ -55,3 +55,23 @@ def test_an_ended_job_has_only_the_events_of_the_failed_pod() -> None:
     assert "of another" not in "".join(told)
     assert "of the failed" in "".join(told)
     assert not [line for line in told if "so far" in line]
+
+
+def test_pods_that_wait_for_the_same_are_one_line() -> None:
+    """The condition has the scheduler's words and counts the pods, whose events repeat them."""
+    w = World(job())
+    w.settle()
+    words = "0/1 nodes are available: 1 Insufficient cpu."
+    for name in w.pods:
+        w.pod_finds_no_node(name, words)
+    w.settle()
+    told = why(w, *(event(name, words, "2027-01-01T00:00:00Z") for name in w.pods))
+    assert len([line for line in told if "Insufficient cpu" in line]) == 1
+
+
+def test_a_restart_is_one_line() -> None:
+    """Two conditions have its message."""
+    w = started(job())
+    w.launcher_ends(1, reason="RankFailed", pod="digits-worker-1", message="rank 1 exited with 1")
+    told = why(w)
+    assert len([line for line in told if "rank 1 exited with 1" in line]) == 1
