@@ -144,6 +144,21 @@ async def test_what_pod_security_refuses_is_said(control_plane: ControlPlane, tm
         assert (running["reason"], "hostNetwork=true" in running["message"]) == ("CreationRefused", True)
 
 
+@pytest.mark.parametrize("elastic", [False, True])
+async def test_a_pod_that_the_server_calls_invalid_ends_the_job(
+    control_plane: ControlPlane, tmp_path: Path, elastic: bool
+) -> None:
+    """Its validation, not an admission plugin, refuses privileged containers here: no later attempt could succeed."""
+    part = worker()
+    part["template"]["spec"]["containers"][0]["securityContext"] = {"privileged": True}
+    spec = {"elastic": {"minReplicas": 1, "maxReplicas": 2}} if elastic else {}
+    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
+        await s.submit(worker=part, **spec)
+        failed = await s.until_condition("Failed", "True", "privileged: Forbidden: disallowed by cluster policy")
+        assert failed["reason"] == "CannotStart"
+        assert "(422 Invalid)" in failed["message"]
+
+
 async def test_pods_pull_as_those_of_the_namespace_do(control_plane: ControlPlane, tmp_path: Path) -> None:
     """Secrets of the namespace's default account are in the job's, and admission gives them to its pods."""
     secrets = [{"name": "registry"}]
