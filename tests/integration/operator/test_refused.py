@@ -171,18 +171,6 @@ async def test_pods_pull_as_those_of_the_namespace_do(control_plane: ControlPlan
         assert [pod["spec"]["imagePullSecrets"] for pod in await s.pods()] == [secrets] * 3
 
 
-async def test_a_template_that_breaks_a_rule_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
-    """If a template breaks a rule that only the API server checks, the condition has the field and its message."""
-    part = worker()
-    part["template"]["spec"]["containers"][0]["lifecycle"] = {"preStop": {"sleep": {"seconds": 3000}}}
-    async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
-        await s.submit(worker=part)
-        running = await s.until_condition("Running", "False", "spec.containers[0].lifecycle.preStop.sleep")
-        assert "terminationGracePeriodSeconds" in running["message"]
-        await s.change({"worker": {"replicas": 1}})  # it goes on being looked at
-        await s.until(lambda j: j["status"].get("ledger", {}).get("attemptWorkers") == 1)
-
-
 async def test_a_webhook_that_cannot_be_asked_is_said(control_plane: ControlPlane, tmp_path: Path) -> None:
     """The API server calls it a failure of its own, which may last; with the webhook gone the job runs."""
     async with open_scenario(partial(real_cluster, control_plane), tmp_path) as s:
