@@ -162,8 +162,10 @@ def _parse_spec(raw: Mapping[str, Any], schema: PodSchema | None) -> tuple[JobSp
     if schema is not None and not problems:
         problems += _launcher_problems(spec)
     # Clashes come first: a mount at the operator's path is reported as a clash, whatever volume it names.
-    pods = [] if schema is None else [*dangling_reference_problems(spec), *dns_policy_problems(spec)]
-    return spec, problems or list(reserved_name_problems(spec)) or pods
+    problems = problems or list(reserved_name_problems(spec))
+    if schema is not None and not problems:
+        problems = [*dangling_reference_problems(spec), *dns_policy_problems(spec)]
+    return spec, problems
 
 
 def part_problems(spec: Mapping[str, Any], schema: PodSchema | None = None) -> list[Problem]:

@@ -222,13 +222,13 @@ def test_a_full_disk_keeps_nothing_half(tmp_path: Path, monkeypatch: pytest.Monk
     store.append(LogChunk(LogStream.LOG, 0, 1, 1, b"a\n"))
     whole = store.files.job_log
     moved = whole.with_suffix(".moved")
-    store._open[whole].close()
-    store._open[whole] = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
+    store._open[whole.name].close()
+    store._open[whole.name] = open("/dev/full", "ab", buffering=0)  # noqa: SIM115
     with pytest.raises(OSError):
         store.append(LogChunk(LogStream.LOG, 0, 2, 1, b"b\n"))
     assert store.files.rank_log(0).read_bytes() == b"a\n"
     assert not moved.exists()
-    store._open.pop(whole).close()
+    store._open.pop(whole.name).close()
     assert store.append(LogChunk(LogStream.LOG, 0, 2, 1, b"b\n")) == 2
     store.close()
     assert whole.read_bytes() == b"[0] a\n[0] b\n"
