@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from jax_collectives import RANK, SIZE
-from jax_training import STEPS, X, Y, agree, model, rows, stepped, trained
+from jax_training import STEPS, agree, model, rows, stepped, trained_alone
 
 import ringtrain as rt
 import ringtrain.jax as hvd
@@ -42,7 +42,7 @@ def test_diloco_of_one_step_trains_like_one_process():
     """Synchronized after each step by the plain mean, it is synchronous SGD."""
     diloco = begun(outer=SGD(lr=1.0), sync_every=1)
     found = gone_through(diloco, rows(), diloco.params())
-    agree(found, trained(INNER, (X, Y), model(), optax.sgd(0.1)))
+    agree(found, trained_alone(INNER, model(), optax.sgd(0.1)))
 
 
 def test_diloco_is_that_of_plain_arrays():

@@ -8,22 +8,37 @@ import numpy as np
 import optax
 import pytest
 from jax_collectives import RANK, RANKS, SIZE, error_of, x64
-from jax_training import X, Y, agree, loss_of, model, probed_loss, rows, stepped, traced, trained
+from jax_training import X, agree, loss_of, model, probed_loss, rows, stepped, traced, trained, trained_alone
 
 import ringtrain.jax as hvd
 
 # What takes longest here is compiling.
-RUN_IN = {
-    "framework": "ringtrain.jax",
-    "ranks": [1, 3],
-    "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
-    "needs": ["jax", "optax"],
-}
+RUN_IN = [
+    {
+        "framework": "ringtrain.jax",
+        "ranks": [3],
+        "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        "needs": ["jax", "optax"],
+    },
+    # One rank: the loss compiled or not, and errors.
+    {
+        "framework": "ringtrain.jax",
+        "ranks": [1],
+        "env": {"XLA_FLAGS": "--xla_backend_optimization_level=0"},
+        "needs": ["jax", "optax"],
+        "tests": [
+            "test_eagerly",
+            "test_only_the_loss_is_compiled",
+            "test_arguments_as_jax_has_them",
+            "test_a_function_that_raises_leaves_nothing",
+        ],
+    },
+]
 
 
 def compared(optimizer, wrap, loss=loss_of, params=None, rounding=2e-5):
     params = params or model()
-    expected = trained(jax.jit(stepped(optimizer, jax.value_and_grad, loss)), (X, Y), params, optimizer)
+    expected = trained_alone(jax.jit(stepped(optimizer, jax.value_and_grad, loss)), params, optimizer)
     found = trained(wrap(stepped(optimizer, hvd.value_and_grad, loss)), rows(), params, optimizer)
     agree(found, expected, rounding)
 
@@ -53,7 +68,7 @@ def test_remat_and_donated_buffers():
     donated = functools.partial(jax.jit, donate_argnums=(0, 1))
     optimizer, checkpointed = OPTIMIZERS["adamw"], jax.checkpoint(loss_of)
     own = jax.tree.map(jnp.array, model())
-    expected = trained(jax.jit(stepped(optimizer, jax.value_and_grad)), (X, Y), model(), optimizer)
+    expected = trained_alone(jax.jit(stepped(optimizer, jax.value_and_grad)), model(), optimizer)
     agree(trained(donated(stepped(optimizer, hvd.value_and_grad, checkpointed)), rows(), own, optimizer), expected)
 
 
@@ -76,7 +91,7 @@ def test_a_loop_in_one_compiled_function():
         step = stepped(optimizer, hvd.value_and_grad)
         return jax.lax.scan(lambda carry, batch: (step(*carry, *batch)[:2], None), (params, state), (x, y))[0]
 
-    expected = trained(jax.jit(stepped(optimizer, jax.value_and_grad)), (X, Y), model(), optimizer)
+    expected = trained_alone(jax.jit(stepped(optimizer, jax.value_and_grad)), model(), optimizer)
     agree(looped(model(), optimizer.init(model()), jnp.asarray(x, "float32"), jnp.asarray(y, "float32"))[0], expected)
 
 
