@@ -66,10 +66,9 @@ def reference(size: int, ranks_a_pod: int) -> Bits:
         alone.close()
 
 
-@pytest.fixture(params=["open", "tls"])
-def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]:
-    if request.param == "open":
-        return {}
+@pytest.fixture
+def secrets(tmp_path: Path) -> Mapping[str, str]:
+    """Return the variables with which ranks encrypt tensors."""
     secret = JobAuthority("uid-1").secret_dir(tmp_path / "rank", "worker")
     return {
         "RINGTRAIN_ENCRYPT": "tensors", "RINGTRAIN_SECRET_DIR": str(secret), "RINGTRAIN_JOB_UID": "uid-1",
@@ -77,15 +76,15 @@ def secrets(request: pytest.FixtureRequest, tmp_path: Path) -> Mapping[str, str]
     }  # fmt: skip
 
 
-def test_ranks_without_pods_train_as_one_process(secrets: Mapping[str, str]) -> None:
+def test_ranks_without_pods_train_as_one_process() -> None:
     """Weights of all ranks have the bits of the reference: buckets are reduced, updated and gathered in passes."""
     expected = reference(FLAT_RANKS, 1)
-    for bits in run_ranks(train, FLAT_RANKS, env={"RINGTRAIN_TRANSPORT": "grpc", **secrets}):
+    for bits in run_ranks(train, FLAT_RANKS, env={"RINGTRAIN_TRANSPORT": "grpc"}):
         assert bits == expected
 
 
 def test_more_than_twelve_pods_train_as_one_process(secrets: Mapping[str, str]) -> None:
-    """13 pods of two ranks each."""
+    """13 pods of two ranks each, with encryption."""
     expected = reference(26, 2)
     with started_ranks(train, 26, env=secrets, env_of=Pods(13)) as ranks:
         for outcome in ranks.outcomes():

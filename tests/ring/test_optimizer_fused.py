@@ -102,7 +102,7 @@ def test_the_bits_are_those_of_reduction_update_and_gathering(size: int, runs: R
 
 @pytest.mark.parametrize(
     ("pods", "each", "runs"),
-    [(2, 2, [*ALL, *ELASTIC]), (3, 2, [*EACH_ONCE, *ELASTIC]), (2, 3, [*EACH_ONCE, *ELASTIC])],
+    [(2, 2, ALL), (3, 2, [*EACH_ONCE, *ELASTIC]), (2, 3, EACH_ONCE)],
     ids=["2-2", "3-2", "2-3"],
 )
 def test_the_bits_are_the_same_between_pods_of_several_ranks(pods: int, each: int, runs: Runs) -> None:

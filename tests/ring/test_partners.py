@@ -247,8 +247,7 @@ def _all_collectives() -> tuple[bool, int, int]:
     return told
 
 
-@pytest.mark.parametrize("data_path", ["auto", "grpcio"])
-@pytest.mark.parametrize("encrypt", [False, True], ids=["open", "tls"])
+@pytest.mark.parametrize(("data_path", "encrypt"), [("auto", False), ("grpcio", True)], ids=["open-auto", "tls-grpcio"])
 def test_all_collectives_reach_ranks_that_were_not_met(data_path: str, encrypt: bool, tmp_path: Path) -> None:
     """As real processes: at first a rank has dialled its partners alone."""
     env = {"RINGTRAIN_TRANSPORT": "grpc", "RINGTRAIN_DATA_PATH": data_path}
