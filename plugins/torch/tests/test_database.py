@@ -14,7 +14,7 @@ from torch.testing._internal.common_optimizers import OptimizerInput, optim_db
 
 import ringtrain.torch as hvd
 
-RUN_IN = {"framework": "ringtrain.torch", "ranks": [3], "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]}}
+RUN_IN = {"framework": "ringtrain.torch", "ranks": [2], "each": {"RINGTRAIN_TEST_DEVICE": ["cpu", "cuda"]}}
 
 hvd.init()
 REFUSED = {"LBFGS": "evaluates its closure several times", "SparseAdam": "supports only sparse gradients"}
