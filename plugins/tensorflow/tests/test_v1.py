@@ -54,8 +54,8 @@ def trained(optimizer: Callable, data: list, cycle: int = 1, clip: bool = False)
 
 def test_v1_optimizer_trains_like_one_process():
     for rule in RULES.values():
-        ours, _ = trained(lambda rule=rule: hvd.DistributedOptimizer(rule()), [batch(RANK, n) for n in range(50)])
-        plain, _ = trained(rule, [pooled(n) for n in range(50)])
+        ours, _ = trained(lambda rule=rule: hvd.DistributedOptimizer(rule()), [batch(RANK, n) for n in range(20)])
+        plain, _ = trained(rule, [pooled(n) for n in range(20)])
         np.testing.assert_allclose(ours, plain, rtol=1e-5, atol=1e-5)
         for row in hvd.allgather(ours[None]).numpy():
             np.testing.assert_array_equal(row, ours)
