@@ -11,6 +11,7 @@ from tensorflow_values import (
     RANK,
     RANKS,
     SIZE,
+    cases,
     gradient_cases,
     gradient_of,
     numbers,
@@ -25,10 +26,10 @@ RUN_IN = {"framework": "keras", "ranks": [1, 3]}
 
 
 def test_allgather():
+    for dtype, dim in cases():
+        result = hvd.allgather(value(RANK, dim, dtype, RANK + 1))
+        same(result, np.concatenate([numbers(rank, dim, rank + 1) for rank in RANKS]), (dtype, dim))
     for dtype in (*FLOATS, *INTEGERS):
-        for dim in DIMS:
-            result = hvd.allgather(value(RANK, dim, dtype, RANK + 1))
-            same(result, np.concatenate([numbers(rank, dim, rank + 1) for rank in RANKS]), (dtype, dim))
         results = hvd.grouped_allgather([value(RANK, dim, dtype, RANK + dim) for dim in DIMS])
         for dim, result in zip(DIMS, results, strict=True):
             same(result, np.concatenate([numbers(rank, dim, rank + dim) for rank in RANKS]), (dtype, dim))
@@ -52,9 +53,8 @@ def test_allgather_gradient():
 
 def test_broadcast():
     for root in RANKS:
-        for dtype in (*FLOATS, *INTEGERS):
-            for dim in DIMS:
-                same(hvd.broadcast(value(RANK, dim, dtype), root), numbers(root, dim), (root, dtype, dim))
+        for dtype, dim in cases():
+            same(hvd.broadcast(value(RANK, dim, dtype), root), numbers(root, dim), (root, dtype, dim))
 
 
 def test_broadcast_gradient():
@@ -67,11 +67,10 @@ def test_broadcast_gradient():
 
 
 def test_alltoall():
-    for dtype in (*FLOATS, *INTEGERS):
-        for dim in DIMS:
-            result = hvd.alltoall(value(RANK, dim, dtype, 2 * SIZE))
-            sent = [numbers(rank, dim, 2 * SIZE)[2 * RANK : 2 * RANK + 2] for rank in RANKS]
-            same(result, np.concatenate(sent), (dtype, dim))
+    for dtype, dim in cases():
+        result = hvd.alltoall(value(RANK, dim, dtype, 2 * SIZE))
+        sent = [numbers(rank, dim, 2 * SIZE)[2 * RANK : 2 * RANK + 2] for rank in RANKS]
+        same(result, np.concatenate(sent), (dtype, dim))
 
 
 def test_alltoall_splits():
@@ -80,14 +79,13 @@ def test_alltoall_splits():
     counts = [splits[rank][RANK] for rank in RANKS]
     for wrap in MODES.values():
         exchange = wrap(hvd.alltoall)
-        for dtype in (*FLOATS, *INTEGERS):
-            for dim in DIMS:
-                own = value(RANK, dim, dtype, sum(splits[RANK]))
-                y, received = exchange(own, tf.constant(splits[RANK]))
-                cuts = [np.cumsum([0, *splits[rank]]) for rank in RANKS]
-                sent = [numbers(r, dim, cuts[r][-1])[cuts[r][RANK] : cuts[r][RANK + 1]] for r in RANKS]
-                same(y, np.concatenate(sent), (dtype, dim))
-                assert received.numpy().tolist() == counts
+        for dtype, dim in cases():
+            own = value(RANK, dim, dtype, sum(splits[RANK]))
+            y, received = exchange(own, tf.constant(splits[RANK]))
+            cuts = [np.cumsum([0, *splits[rank]]) for rank in RANKS]
+            sent = [numbers(r, dim, cuts[r][-1])[cuts[r][RANK] : cuts[r][RANK + 1]] for r in RANKS]
+            same(y, np.concatenate(sent), (dtype, dim))
+            assert received.numpy().tolist() == counts
 
 
 def test_alltoall_rank_that_sends_nothing():

@@ -12,6 +12,7 @@ from tensorflow_values import (
     RANK,
     RANKS,
     SIZE,
+    cases,
     gradient_cases,
     gradient_of,
     numbers,
@@ -28,12 +29,11 @@ RUN_IN = [{"framework": "keras", "ranks": [1, 3]}, {"framework": "keras", "ranks
 
 
 def test_allreduce_forward():
-    for dtype in (*FLOATS, *INTEGERS):
-        for dim in DIMS:
-            for op in FOLDS:
-                result = hvd.allreduce(value(RANK, dim, dtype), op=getattr(hvd, op))
-                assert result.dtype.name == dtype
-                same(result, reduced(dim, dtype, op), (dtype, dim, op), dtype)
+    for dtype, dim in cases():
+        for op in FOLDS:
+            result = hvd.allreduce(value(RANK, dim, dtype), op=getattr(hvd, op))
+            assert result.dtype.name == dtype
+            same(result, reduced(dim, dtype, op), (dtype, dim, op), dtype)
 
 
 def test_allreduce_in_a_graph():
@@ -196,11 +196,10 @@ def test_grouped_allreduce_with_slices_and_gradient():
 
 
 def test_reducescatter():
-    for dtype in (*FLOATS, *INTEGERS):
-        for dim in DIMS:
-            for op in ("Sum", "Average"):
-                result = hvd.reducescatter(value(RANK, dim, dtype), op=getattr(hvd, op))
-                same(result, reduced(dim, dtype, op)[rows_of(RANK, SIZE + 1)], (dtype, dim, op), dtype)
+    for dtype, dim in cases():
+        for op in ("Sum", "Average"):
+            result = hvd.reducescatter(value(RANK, dim, dtype), op=getattr(hvd, op))
+            same(result, reduced(dim, dtype, op)[rows_of(RANK, SIZE + 1)], (dtype, dim, op), dtype)
 
 
 def test_reducescatter_gradient():
