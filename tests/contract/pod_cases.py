@@ -837,6 +837,7 @@ WRONG = [
 WRONG += [
     *(_in_pod("dnsConfig.searches[0]", {"dnsConfig": {"searches": [name]}}) for name in ("-x", "a..b", "a/b")),
     # hooks, files and classes
+    _in_pod("schedulingGates", {"nodeName": "n1", "schedulingGates": [{"name": "a"}]}, server="spec.nodeName"),
     *(
         _in_container(
             f"lifecycle.{hook}.sleep.seconds",

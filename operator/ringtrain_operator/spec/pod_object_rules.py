@@ -162,19 +162,16 @@ def class_problems(pod: Mapping[str, Any]) -> Found:
             yield f".{field}", f"is {shown(pod[field])}; expected none: Kubernetes sets it by {name}"
 
 
-def sleep_problems(pod: Mapping[str, Any]) -> Found:
+def hook_problems(pod: Mapping[str, Any]) -> Found:
     """Yield problems of hooks that sleep for longer than the pod's grace period."""
     grace = pod.get("terminationGracePeriodSeconds")
-    most = 30 if grace is None else max(1, grace)
+    most, given = (30, "by default") if grace is None else (max(1, grace), "")
     for path, container in items_of(pod, *_CONTAINERS):
+        lifecycle = container.get("lifecycle") or {}
         for hook in ("postStart", "preStop"):
-            handler = (container.get("lifecycle") or {}).get(hook) or {}
-            if (seconds := (handler.get("sleep") or {}).get("seconds") or 0) > most:
-                said = f"is {seconds}; expected at most {most}, as terminationGracePeriodSeconds"
-                yield (
-                    f"{path}.lifecycle.{hook}.sleep.seconds",
-                    f"{said} {'is' if grace is not None else 'is by default'}",
-                )
+            if (seconds := ((lifecycle.get(hook) or {}).get("sleep") or {}).get("seconds") or 0) > most:
+                said = f"is {seconds}; expected at most {most}, as terminationGracePeriodSeconds is {given}".rstrip()
+                yield f"{path}.lifecycle.{hook}.sleep.seconds", said
 
 
 def propagation_problems(container: Mapping[str, Any]) -> Found:
