@@ -25,8 +25,7 @@ from ringtrain_job.logs.step_times import StepTimes, Straggler
 
 # Steps over which lag is averaged: enough to be steady, few enough to follow a change.
 _LAG_STEPS = 50
-# Limit on steps for uncertainty and jitter, so that memory is bounded.
-WINDOW = 10_000
+WINDOW = 10_000  # limit on steps for uncertainty and jitter, so that memory is bounded
 _PATIENCE_S = 10.0
 # Reports of a rank over which step times are averaged: steady, while a change shows within a minute.
 _RECENT = 20
@@ -37,6 +36,7 @@ _OPEN_STEPS = 1000
 # Limit on open steps with a time for each rank, so that a rank that hangs does not exhaust memory.
 _TIMED_STEPS = 50
 _REPORTED_STEPS = 4  # likewise, with a report of each rank
+_RETAINED = ("totalSteps", "epoch", "loss")  # fields that hold until a later report of the rank has them
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ class GangThroughput:
         step, time = int(report["step"]), float(report["time"])
         self.times.add(rank, report)
         self._note_step(rank, max(step, self._steps.get(rank, step)))
-        self._latest[rank] = report
+        self._latest[rank] = {k: v for k, v in self._latest.get(rank, {}).items() if k in _RETAINED} | {**report}
         self._not_finite.add(rank, report)
         self._first_report = time if self._first_report is None else self._first_report
         self._begin = step if self._begin is None else min(self._begin, step)

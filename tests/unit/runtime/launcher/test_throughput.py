@@ -121,6 +121,18 @@ def test_loss_and_metrics_are_means_over_ranks_in_the_shown_step() -> None:
     assert progress.metrics == {"accuracy": pytest.approx(0.35)}
 
 
+def test_fields_that_a_report_leaves_out_keep_their_last_values() -> None:
+    """A program may end with a report of its validation alone."""
+    throughput = GangThroughput(2)
+    for rank in range(2):
+        throughput.add(rank, report(1, 100.0 + rank, totalSteps=2, epoch=3, loss=0.5 + rank))
+        throughput.add(rank, {"step": 2, "time": 102.0 + rank, "unit": "samples", "metrics": {"f1": 0.75}})
+    progress = throughput.progress()
+    assert progress is not None
+    assert (progress.step, progress.total_steps, progress.epoch, progress.loss) == (2, 2, 3, 1.0)
+    assert progress.metrics == {"f1": 0.75}
+
+
 def test_a_loss_that_is_not_finite_is_named_with_its_step() -> None:
     """If one rank's loss is NaN, the mean is NaN; the line names the first such step until all are finite again."""
     throughput = GangThroughput(2)
