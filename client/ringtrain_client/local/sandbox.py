@@ -134,6 +134,7 @@ def _port_variables(declared: Mapping[str, str], places: LocalPlaces) -> dict[st
         contract.ENV_TF_PORT_BASE: "0",
         contract.ENV_DATA_PORT: "0",
         contract.ENV_SITE_LABEL: "",  # one machine is one site, and has no labels
+        contract.ENV_WORKER_IMAGE: "",  # programs of this machine run
     }
     rewritten = {name: value for name, value in local.items() if name in declared}
     return {**rewritten, contract.ENV_PORTS_HELD: "1"} if contract.ENV_LAUNCHER_PORT in declared else rewritten
