@@ -91,7 +91,9 @@ def test_logs_and_checkpoints_on_a_claim(kubectl: Kubectl, claim: str) -> None:
     kubectl.apply(
         job("saves", "python", "-c", SAVES, logs=on_claim, checkpoint=on_claim, runPolicy={"cleanPodPolicy": "All"})
     )
-    kubectl.until(lambda: kubectl("get", "dtj", "saves", "--output=jsonpath=loss {.status.progress.loss}"), says="loss 1")
+    kubectl.until(
+        lambda: kubectl("get", "dtj", "saves", "--output=jsonpath=loss {.status.progress.loss}"), says="loss 1"
+    )
     kubectl("delete", "pod", "saves-worker-0", "--wait=false")
     status = kubectl.ended("saves")
     assert (status["state"], status["attempt"]) == ("Succeeded", 2)

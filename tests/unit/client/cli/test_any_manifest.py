@@ -128,7 +128,7 @@ def told(*words: str) -> Result:
         raise result.exception
     assert result.exit_code in (0, 1)
     assert result.exit_code == 0 or result.stderr
-    assert len(result.stderr) < 10_000
+    assert len(result.stderr) < 20_000
     return result
 
 
