@@ -2,6 +2,7 @@
 
 import os
 import re
+import weakref
 from pathlib import Path
 from typing import Final
 
@@ -29,6 +30,7 @@ class OpenFolder:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._descriptor: Final = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        weakref.finalize(self, os.close, self._descriptor)
 
     @property
     def path(self) -> Path:
@@ -70,13 +72,11 @@ class AttemptFiles:
     run: Final = _FileName("run.json")
     # Valid sizes of the files above: see `logs/journal.py`.
     journal: Final = _FileName(".journal")
-    # The termination message, after the end of the attempt.
-    outcome: Final = _FileName(".outcome.json")
+    outcome: Final = _FileName(".outcome.json")  # the termination message, after the end of the attempt
     # Events of the attempt: see `logs/events.py`.
     events: Final = _FileName("events.jsonl")
     # Timeline of the ranks, if they wrote one on this machine: see `timeline.py`.
     timeline: Final = _FileName("timeline.json")
-    # The attempt as one page.
     report: Final = _FileName("report.html")
     # Address of the page of a local run that is in progress: see `page/access.py`.
     page: Final = _FileName(".page.json")
@@ -86,7 +86,7 @@ class AttemptFiles:
     generations: Final = _FileName(".formation.json")
 
     def __init__(self, directory: Path) -> None:
-        self._directory: Final = directory
+        self._directory = directory
         self._folder: OpenFolder | None = None
 
     @property
@@ -102,6 +102,10 @@ class AttemptFiles:
     def follow(self) -> None:
         """Open the existing folder: if it or a folder above is renamed, the paths are those of the renamed folder."""
         self._folder = OpenFolder(self._directory)
+
+    def unfollow(self) -> None:
+        """Close the folder that `follow` opened, and keep its present path."""
+        self._directory, self._folder = self.directory, None
 
     @classmethod
     def of(cls, root: Path, namespace: str, job: str, attempt: int) -> "AttemptFiles":

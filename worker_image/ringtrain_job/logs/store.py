@@ -161,6 +161,7 @@ class LogStore:
                 file.close()
             self._open.clear()
             self._journal.close()
+            self.files.unfollow()
 
     def _append_log(self, rank: int, newest: int, data: bytes) -> None:
         own = self._file(self.files.rank_log(rank))
