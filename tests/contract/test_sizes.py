@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[2]
 LIMITS = {
     "worker_image/ringtrain": 29_800,
     "worker_image/ringtrain_job": 14_400,
-    "operator/ringtrain_operator": 17_800,
+    "operator/ringtrain_operator": 17_850,
     "client": 7_350,
     "plugins": 31_550,
 }

@@ -65,7 +65,8 @@ def finish_pod(job: Job, pod: Pod, settings: BuildSettings | None) -> None:
 
 
 def add_devices(container: dict[str, Any], devices: dict[str, int]) -> None:
-    """Add `devices` to a container's requests and limits, in place. Kubernetes requires both to be equal."""
+    """Add `devices` to a container's requests and limits, in place. For extended resources Kubernetes requires both
+    to be equal."""
     if not devices:
         return
     resources = container.setdefault("resources", {})

@@ -59,7 +59,8 @@ def secret_name(job: Job, serial: int = 0) -> str:
 
 
 def checkpoint_folder(job: Job) -> str:
-    """Return the name of the job's folder in its checkpoint store. The job's uid makes it unique."""
+    """Return the name of the job's folder in its checkpoint store. The name contains the job's uid, so that it is
+    unique."""
     return f"{job.name}-{job.uid}"
 
 

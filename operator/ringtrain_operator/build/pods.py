@@ -83,7 +83,8 @@ def build_worker_pod(
 def build_typical_worker_pod(job: Job, attempt: int, secret: str = "", *, settings: BuildSettings | None = None) -> Pod:
     """Return the worker pod from which queues and autoscalers compute the resources of each worker.
 
-    If worker 0 has a template of its own, the training container has the larger amounts of the two templates.
+    If worker 0 has a template of its own, the training container has the larger amount of each resource in the two
+    templates.
     """
     pod, first = build_worker_pod(job, attempt, 1, secret, settings=settings), job.spec.worker.rank0_template
     if first is not None:
@@ -93,7 +94,8 @@ def build_typical_worker_pod(job: Job, attempt: int, secret: str = "", *, settin
 
 
 def _larger_resources(*containers: dict[str, Any]) -> dict[str, Any]:
-    """Return the resources of the first container, raised to the largest amounts of all `containers`."""
+    """Return the resources of the first container, raised to the largest amounts of all `containers`; an absent request
+    equals the limit."""
     given = [container.get("resources") or {} for container in containers]
     requests, limits = ([one.get(kind) or {} for one in given] for kind in ("requests", "limits"))
     requests = [most | least for most, least in zip(limits, requests, strict=True)]

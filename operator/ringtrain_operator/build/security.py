@@ -40,7 +40,8 @@ def secured_pod(pod: Mapping[str, Any], fields: Collection[str]) -> dict[str, An
 
 
 def _needs_group(spec: Mapping[str, Any]) -> bool:
-    """Return whether a pod needs an fsGroup to write into a claim of the operator; false if its template sets one."""
+    """Return whether a pod needs an fsGroup to write into a claim of the operator; false if its template sets a user or
+    group."""
     contexts = (spec.get("securityContext"), spec["containers"][0].get("securityContext"))
     if any((context or {}).get(field) is not None for context in contexts for field in _OWNERSHIP):
         return False

@@ -55,11 +55,12 @@ def random_secret_token() -> str:
 class BuildSettings:
     """Settings of the operator's installation that change the objects of jobs.
 
-    `metrics_from`: NetworkPolicyPeers that may reach the launchers' status port. `template_ports_from`: those that may
-    reach the ports declared in templates. `operator_namespace` is empty if the operator does not run in a pod. `issue`
-    makes a job's credentials and `token` a launcher's token. `pod_schema` defaults to the schema in this package.
-    `fs_group`: group of the claims that the operator mounts; None if the cluster assigns one, as OpenShift does.
-    `agent`: source of the agent, or None if pods use the `ringtrain` of their image or of this machine.
+    `metrics_from`: NetworkPolicyPeers that may reach the launchers' status port. `template_ports_from`:
+    NetworkPolicyPeers that may reach the ports declared in templates. `operator_namespace` is empty if the operator
+    does not run in a pod. `issue` makes a job's credentials and `token` a launcher's token, both from random numbers.
+    `pod_schema` defaults to the schema in this package. `fs_group`: group of the claims that the operator mounts; None
+    if the cluster assigns one, as OpenShift does. `agent`: source of the agent, or None if pods use the `ringtrain` of
+    their image or of this machine, whatever spec.agent says.
     """
 
     operator_namespace: str = "ringtrain-system"

@@ -17,9 +17,10 @@ from ..build import BuildSettings
 class OperatorConfig:
     """Configuration of one operator process. `namespaces`: empty for the whole cluster.
 
-    `stuck_after_s`: longest time of one reconcile, or of one round of the watch loop, before /healthz fails. `kueue`:
-    whether Kueue's Workloads may be written. `gangs`: permitted gang schedulers, each with its schedulerName.
-    `provisioning`: whether nodes may be requested from cluster autoscalers. `objects`: settings for the jobs' objects.
+    `stuck_after_s`: longest time of one reconcile, or of one round of the watch loop, before /healthz fails. The
+    requests of a reconcile have shorter timeouts. `kueue`: whether Kueue's Workloads may be written. `gangs`: permitted
+    gang schedulers, each with its schedulerName. `provisioning`: whether nodes may be requested from cluster
+    autoscalers. `objects`: settings for the jobs' objects; their namespace is derived from `lease_namespace`.
     """
 
     namespaces: tuple[str, ...] = ()

@@ -43,7 +43,8 @@ class ClusterKueue:
         self.version = await self._api.served_version(KUEUE_GROUP, VERSIONS)
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> KueueView | None:
-        """Return the job's Workload and other state of Kueue; None in a cluster without Kueue. Raises ApiError."""
+        """Return the job's Workload and other state of Kueue; None in a cluster without Kueue. Raises ApiError if a
+        request fails."""
         if not self.version:
             return None
         status = job.get("status") or {}

@@ -105,7 +105,8 @@ class ReconcileMemory:
         """Record worker pods whose processes certainly no longer run: pods that have ended, and deleted pods that
         disappeared before their grace period was over.
 
-        Processes of other pods, perhaps deleted by force, may still run; these are not recorded.
+        A pod that disappears later may have been deleted by force, and the processes of such a pod may still run. The
+        same is possible for a pod whose deletion was not observed. Such pods are not recorded.
         """
         workers = [pod for pod in pods if pod.id.role == "worker" and pod.id.incarnation]
         ended = [Ending(p.id.index, p.id.incarnation, now) for p in workers if p.end.code is not None]

@@ -109,7 +109,8 @@ def _is_pod_of_attempt(pod: Json, attempt: object) -> bool:
 
 
 async def read_objects(api: ApiClient, job: Mapping[str, Any], memory: ReconcileMemory) -> None:
-    """Read the job's objects other than pods into `memory`, unless the last reading is recent and none is foreign."""
+    """Read the job's objects other than pods into `memory`, unless the last reading is recent and found no foreign
+    object."""
     now = time.monotonic()
     fresh = now - memory.objects_read_at < REREAD_AFTER_S and not memory.foreign
     if fresh:
@@ -180,13 +181,15 @@ def _devices_of(node: Mapping[str, Any]) -> dict[str, int]:
 
 
 async def _readiness_of_suspects(api: ApiClient, pods: list[Json], now: datetime) -> dict[str, bool]:
-    """Return the readiness (true or false) by node name, of each node whose kubelet reports a pod's end late."""
+    """Return the readiness (true or false) by node name, of each node whose kubelet has not reported a pod's end in
+    time."""
     suspects = {p["spec"].get("nodeName") for p in pods if _is_overdue(p, now)} - {None}
     return {str(name): ready for name in suspects if (ready := await _node_is_ready(api, str(name))) is not None}
 
 
 async def _readiness_since_silent(api: ApiClient, status: Mapping[str, Any]) -> dict[str, bool]:
-    """Return a mapping from the node of the lost pod in `status` to whether it has been ready since the loss."""
+    """Return a mapping from the node of the lost pod in `status` to whether it has been ready since the loss; empty if
+    unknown."""
     lost = (status.get("ledger") or {}).get("lostPod") or {}
     if not lost.get("node"):
         return {}
@@ -223,7 +226,8 @@ async def with_warnings(
 
     For each role, add the newest warning to the first pod whose kubelet has not reported in time, and a missing pull
     secret to the first pod that waits for its image. One pod of a role is enough, because all have the same volumes and
-    images. Once an attempt's launcher has ended, every pod of the attempt without a report counts as silent.
+    images. Once an attempt's launcher has ended, no grace
+    period applies: every pod of the attempt without a report counts as silent.
     """
     first: dict[str, PodView] = {}
     over = {pod.id.attempt for pod in pods if pod.id.role == contract.ROLE_LAUNCHER and pod.finished}

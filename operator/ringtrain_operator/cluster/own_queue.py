@@ -40,7 +40,8 @@ class WaitingJobs:
         """Update the job's place in the queue from its status and `pods`. Return the jobs that must be reconciled
         because of the change.
 
-        A job that is being deleted has no place in the queue. Neither has a job that runs on another cluster.
+        A job that is being deleted has no place in the queue. Neither has a job that runs on another cluster, whose
+        status was written there.
         """
         is_here = "deletionTimestamp" not in job["metadata"] and is_ours(job["spec"].get("managedBy"))
         ledger = ((job.get("status") or {}).get("ledger") or {}) if is_here else {}

@@ -1,7 +1,8 @@
 """Pods of a job for a reconcile, from a list request, or for a large job from a cache that watch events update.
 
 A list of 1,000 pods costs the API server and this process 0.1 s of CPU each, and all pods of such a job change within
-seconds when it starts. Watch events are used only while no pod has ended. See docs/decisions/0010-cached-lists.md.
+seconds when it starts. Watch events are used only while no pod has ended: the order of ends needs one list, in which
+all pods are of the same moment. See docs/decisions/0010-cached-lists.md.
 """
 
 import random

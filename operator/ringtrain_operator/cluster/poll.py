@@ -1,6 +1,7 @@
 """Poller of launchers: reads their /status at a limited rate, and sends them documents (PUT /workers, /pods, /sites).
 
-Every launcher gets the state of its pods. That of an elastic job also gets the number of workers and ended pods.
+Every launcher gets the state of its pods. The launcher of an elastic job also gets the wanted number of workers, and
+the pods that have ended.
 """
 
 import asyncio
@@ -54,7 +55,8 @@ class PollTimes:
 class LauncherPollAnswer:
     """Last answer of a launcher: its report, or an error. `at`: time of the answer on the monotonic clock.
 
-    `unreadable`: the launcher answers in another version. `refused`: why it refused a number of workers.
+    `unreadable`: the launcher answers in another version of the contract. `refused`: reason for which it refused the
+    wanted number of workers.
     """
 
     report: LauncherReport | None = None
@@ -206,7 +208,8 @@ class LauncherPoller:
     async def _push(self, key: JobKey, endpoint: LauncherPollEndpoint, report: LauncherReport | None) -> str:
         """Send new documents to the launcher. A document that was not accepted is sent again after the next poll.
 
-        Returns the reason for which the launcher refused /workers or /sites; empty if it accepted them.
+        Returns the reason for which the launcher refused /workers or /sites; empty if it accepted them or could not be
+        reached.
         """
         if report is None:
             return ""

@@ -39,7 +39,8 @@ class ClusterAutoscaler:
         return (provisioning_requests(self.version),) if self.version else ()
 
     async def observe(self, job: Mapping[str, Any], memory: ReconcileMemory) -> ProvisioningView:
-        """Return the job's ProvisioningRequests and other state of the autoscaler's API. Raises ApiError."""
+        """Return the job's ProvisioningRequests and other state of the autoscaler's API. Raises ApiError if a request
+        fails."""
         if not self.version or not (job.get("status") or {}).get("attempt"):
             return ProvisioningView(self._allowed, self.version)
         return await memory.provisioning.read(lambda: self._read(job))

@@ -203,7 +203,8 @@ class Reconciler:
         return self._memories.setdefault(uid, ReconcileMemory())
 
     async def _with_others(self, reading: ClusterReading) -> ClusterReading:
-        """Return `reading` with the queue of waiting jobs, and, if the job waits for placement, all nodes' devices."""
+        """Return `reading` with the queue of waiting jobs, and, if the job waits for placement, with the devices of all
+        nodes."""
         observed = replace(reading.observed, contention=self.waiting_jobs.contention())
         ledger = observed.status.get("ledger") or {}
         if (

@@ -50,7 +50,8 @@ async def merge_job_template(api: ApiClient, job: Json) -> JobWithTemplate:
 
 
 async def read_named_template(api: ApiClient, namespace: str, kind: str, name: str) -> Template:
-    """Read a template from the API server. Raises Invalid if it is missing, invalid or may not be read; ApiError."""
+    """Read a template from the API server. Raises Invalid if it is missing, invalid or may not be read, ApiError if the
+    request fails."""
     where = "" if kind == CLUSTER else f" in namespace {namespace}"
     try:
         found = await api.get(TEMPLATES[kind], namespace, name)

@@ -16,8 +16,9 @@ Json = dict[str, Any]
 class ResourceVersions:
     """Filter of events caused by this operator's own writes, and guard against reads of an outdated cache.
 
-    Jobs: an event is ignored if its status was written by this process and requires no further work. An event during a
-    reconcile is examined at its end, because it may belong to a write whose answer has not arrived yet.
+    Jobs: an event is ignored if its status was written by this process and requires no further work. An event that
+    arrives during a reconcile is examined at the end of the reconcile, because it may belong to a write whose answer
+    has not arrived yet.
 
     Pods: a list request requires a version `NotOlderThan` the newest version of any pod that this process has observed,
     read or created. The API server waits until its watch cache has reached that version and answers from the cache. A

@@ -1,8 +1,9 @@
 """Watches, run by the library kopf. Each event only adds a job's key to the work queue.
 
-kopf's `on.event` handlers store nothing in a user's object. Lists and watches request metadata only (kopf copies what
-it receives), and, except for jobs, only objects with the operator's label. A watch of pods receives whole pods, which
-bypass kopf. Secrets are not watched, because this needs permission to read them.
+kopf's `on.event` handlers store nothing, so no finalizer or annotation is added to a user's object. Lists and watches
+request metadata only (kopf copies what it receives, and a pod's metadata is a tenth of it), and, except for jobs, only
+objects with the operator's label. A watch of pods receives whole pods, which bypass kopf. For a job's other objects
+only deletions matter. Secrets are not watched, because this needs permission to read them.
 """
 
 import asyncio
@@ -68,8 +69,9 @@ class WatchScope:
 async def watch_cluster(scope: WatchScope) -> None:
     """Enqueue every existing job and every change of a job or its pods, until cancelled.
 
-    `scope.ready` is set when kopf has started. Raises the error with which kopf ended. kopf runs in a separate thread
-    and loop, because it cancels every task of its loop when it ends.
+    `scope.ready` is set when kopf has started. Raises the error with which kopf ended.
+
+    kopf runs in a separate thread and loop, because it cancels every task of its loop when it ends.
     """
     host, stop = asyncio.get_running_loop(), threading.Event()
     kopf_ended = asyncio.ensure_future(asyncio.to_thread(asyncio.run, _watch_until(scope, host, stop)))
@@ -118,7 +120,8 @@ async def _watch_until(scope: WatchScope, host: asyncio.AbstractEventLoop, stop:
 
 
 async def wait_until_served(api: ApiClient, namespaces: tuple[str, ...]) -> None:
-    """Wait until the API serves the job's kind; kopf would check once. Raises Forbidden without the right to list."""
+    """Wait until the API serves the job's kind; kopf would check only once. Raises Forbidden if the operator may not
+    list jobs."""
     warned = False
     while True:
         try:
@@ -290,7 +293,8 @@ def _flat_watch_event(obj: dict[str, Any]) -> dict[str, Any]:
 
 
 class _WatchMiddleware:
-    """HTTP middleware that adds credentials, and requests only metadata, except in watches of pods."""
+    """HTTP middleware that adds credentials, and requests only metadata in lists and watches, except in watches of
+    pods."""
 
     def __init__(self, connection: ApiConnection, watched: tuple[ApiResource, ...]) -> None:
         self._connection = connection

@@ -134,7 +134,8 @@ class NodesPlacement:
         return pod
 
     def unwanted(self) -> Iterator[tuple[ObjectRef, str]]:
-        """Yield the requests and PodTemplates to delete, each with its uid: the attempt cannot use them."""
+        """Yield the requests and PodTemplates to delete, each with its uid, because the current attempt cannot use
+        them."""
         if self.view is None:
             return
         for request in self.view.requests:

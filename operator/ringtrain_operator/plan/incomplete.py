@@ -1,11 +1,13 @@
 """Policy for gangs of which only some pods can be placed, in a cluster without a gang scheduler.
 
 Such jobs enter a queue with the jobs that compete for the same resources. The first retains its pods. The others delete
-theirs and wait until it is their turn, or until one of them fits into resources that the first cannot use. Decision 52
-has the bounds.
+theirs and wait until it is their turn, or until one of them fits into resources that the first cannot use. So one of
+the jobs that hold partial resources can always complete, and no device that a whole gang could use stays idle for long.
+Decision 52 has the bounds.
 
-A gang of which the API admits some pods and refuses the rest, as with a quota, also deletes its pods. The job tries
-again after a delay equal to the time that it has waited, within bounds.
+A gang of which the API admits some pods and refuses the rest, as with a quota, also deletes its pods. Such waits are
+not counted. The job tries again after a delay equal to the time that it has waited, within bounds. Jobs that hold parts
+of one quota retry at different times, so that one of them gets all of its pods.
 """
 
 import zlib
@@ -117,7 +119,8 @@ def next_try_time(queued_since: datetime | None, waits_since: datetime | None) -
 
 
 def _decide_first_in_queue(s: Situation, me: PlacementContender) -> PolicyResult:
-    """Decide whether the first job in the queue must delete its pods, because its time is over and other jobs wait."""
+    """Decide whether the first job in the queue must delete its pods, because its time to wait with pods is over and
+    other jobs wait."""
     start, length = _gang_turn(s)
     if s.observed.contention.rivals(me) and start + length <= s.now:
         return PolicyResult(GiveWay(replace(me, since=s.now)))
@@ -171,7 +174,8 @@ def _reserves(s: Situation, me: PlacementContender) -> bool:
 def _gang_turn(s: Situation) -> tuple[datetime, timedelta]:
     """Return start and length of the job's turn, a period in which the job is first in the queue and its pods may wait.
 
-    The length is at least the time that the job had waited before. So turns become as long as the longest run.
+    The length is at least the time that the job had waited before. So turns become as long as the longest run of the
+    competing jobs.
     """
     start = max(
         (pod.place.scheduled_at for pod in s.pods if pod.place.scheduled_at is not None), default=_stuck_since(s)

@@ -1,7 +1,8 @@
 """Outcome of an attempt, read from the launcher's termination message, or else from those of the workers.
 
 A pod that went silent may be the fault of its node or of the job. This is known when the pod is deleted or the node is
-not ready. The gang restarts at once, and the restart is counted when it is known. The next pods wait for that pod.
+not ready. The gang restarts at once, and the restart is counted when it is known. The next attempt's pods wait for the
+silent pod in any case.
 """
 
 import re

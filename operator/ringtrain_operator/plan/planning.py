@@ -53,7 +53,8 @@ def plan_object(
     """Return the plan for a job as read from the API. An invalid spec becomes Accepted=False.
 
     Templates are checked against `settings.pod_schema` when a job is about to start or resume, and when the spec of a
-    job that never ran has changed. A running job was accepted before.
+    job that never ran has changed. A running job was accepted before, perhaps by an operator with another schema
+    version.
     """
     status = parse_status(observed.status)
     suspended, accepted = status.is_true("Suspended"), status.condition("Accepted")
@@ -214,7 +215,8 @@ def compose_status(s: Situation, decided: ConditionChange | None, seen: Situatio
 
 
 def _accepted_message(s: Situation) -> str:
-    """Return the message of the condition Accepted: template, training container, and a queue without effect."""
+    """Return the message of the condition Accepted: the job's template and training container, unless obvious, and a
+    queue that had no effect."""
     stored = s.status.template
     used = f"uses {stored.kind} {stored.name} as of its acceptance ({stored.hash})" if stored is not None else ""
     skipped = ""

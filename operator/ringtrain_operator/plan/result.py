@@ -37,10 +37,11 @@ class PlannedEvent:
 class Plan:
     """Changes that the operator makes for one job in one reconcile.
 
-    The operator may be killed between any two writes. First `status` is written: the complete new status, with the
-    resourceVersion that was read; None if it is unchanged. If that succeeds, `delete`, `create`, `workload` and
-    `events` follow in any order; unfinished work is planned again from the objects that exist. `requeue_after_s`:
-    seconds until the next reconcile in any case, or None to wait for an event.
+    The order makes it safe to be killed between any two writes. First `status` is written: the complete new status,
+    with the resourceVersion that was read; None if the status is unchanged. If that succeeds, `delete`, `create`,
+    `workload` and `events` follow in any order. So a decision is recorded before it is executed, and unfinished work is
+    planned again from the objects that exist. `requeue_after_s`: seconds until the next reconcile in any case, or None
+    to wait for an event.
     """
 
     create: tuple[dict[str, Any], ...] = ()

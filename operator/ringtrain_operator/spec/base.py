@@ -48,8 +48,9 @@ class Rule:
     """A validation rule for several fields, as CEL for the API server and as Python for this package.
 
     `path` is the field to report, relative to the model that has the rule. `holds` checks one object. `holds_update`
-    checks a change (`self` and `oldSelf` in CEL). A rule with neither is checked by the API server alone. `once_fixed`:
-    the rule applies only after the job's first attempt has run, see spec/updates.py.
+    checks a change (`self` and `oldSelf` in CEL). A rule with neither is checked by the API server alone, because
+    Python code reports the same problem in more detail. `once_fixed`: the rule applies only after the job's first
+    attempt has run, see spec/updates.py.
     """
 
     cel: str

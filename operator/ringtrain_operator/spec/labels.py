@@ -24,7 +24,8 @@ def label_problems(labels: Any) -> Iterator[tuple[str, str]]:
 
 
 def annotation_problems(annotations: Any) -> Iterator[tuple[str, str]]:
-    """Yield ("[key]", reason) for each invalid annotation, and ("", reason) if they are too large together."""
+    """Yield ("[key]", reason) for each invalid annotation, and ("", reason) if the annotations together are too
+    large."""
     if not isinstance(annotations, Mapping):
         return
     for key, value in annotations.items():

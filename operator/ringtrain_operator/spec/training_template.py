@@ -96,7 +96,8 @@ def _template_limit_problems(job: Mapping[str, Any]) -> list[Problem]:
 
 
 def named_template(obj: Mapping[str, Any]) -> tuple[str, str] | None:
-    """Return kind and name in a job's templateRef; None if it names none. Raises Invalid."""
+    """Return kind and name in a job's templateRef; None if the job names no template. Raises Invalid for an invalid
+    templateRef."""
     spec = obj.get("spec")
     reference = spec.get("templateRef") if isinstance(spec, Mapping) else None
     if reference is None:
@@ -140,8 +141,9 @@ def merged_spec(spec: Mapping[str, Any], template: Mapping[str, Any]) -> Json:
     """Return a template's spec, overridden and extended by the fields of a job's `spec`.
 
     Mappings are merged by key, and null removes a key. Containers of the same name are merged. Variables, volumes and
-    mounts of the job replace those of the same name. Any other list or value of the job replaces the template's, unless
-    it is absent, null or the default, which the API server fills in. Raises Invalid if `spec` is nested too deep.
+    mounts of the job replace those of the same name. Any other list or value of the job replaces the template's. Fields
+    of the job that are absent, null or at their default do not override, because the API server fills in defaults.
+    Raises Invalid if `spec` is nested too deep.
     """
     if nesting_depth(spec) > MAX_DEPTH:
         raise Invalid([Problem("spec", f"is nested more than {MAX_DEPTH} levels deep; no field of a job is")])

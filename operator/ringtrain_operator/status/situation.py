@@ -94,7 +94,8 @@ class Situation:
 
     @cached_property
     def secret_is_ours(self) -> bool:
-        """Whether the job's Secret belongs to the job. A pod that mounts it proves this."""
+        """Whether the job's Secret belongs to the job. A pod that mounts it proves this, because pods are created
+        later."""
         return bool(self.pods) or any(pod.secret == self.secret.name for pod in self.auxiliary_pods)
 
     @cached_property

@@ -1,8 +1,9 @@
 """Data workers: how many a job needs, how many are ready, and their part of the status.
 
 Autoscale derives the number from the time that ranks wait for input. It is a pure function of the recorded scale. While
-world and spec stay the same, the number stays above every number with which ranks waited too long. Between two such
-numbers, each greater than the one before, it only decreases. So the number of changes is bounded.
+world and spec stay the same, the number stays above every number with which ranks waited too long. Each such number is
+greater than the one before, and between two of them the number only decreases. So the number of changes is bounded,
+whatever the load and the measurements are.
 """
 
 import math
@@ -67,7 +68,8 @@ def initial_scale(data: DataWorkers, workers: int) -> DataScale:
 
 
 def next_data_workers_scale(bounds: Autoscale, scale: DataScale, seen: MeasuredDataWorkers, now: datetime) -> DataScale:
-    """Return the state of autoscaling after the measurement `seen`. `replicas`: the new number of data workers."""
+    """Return the state of autoscaling after the measurement `seen`. Its `replicas` is the new number of data
+    workers."""
     if seen.workers != scale.workers:  # another world: earlier measurements do not apply
         scale = scale.model_copy(update={"workers": seen.workers, "too_few": 0, **_NO_TENDENCY})
     within = min(max(scale.replicas, bounds.min_replicas), bounds.max_replicas)
@@ -118,7 +120,8 @@ def _fewest_data_workers(bounds: Autoscale, scale: DataScale) -> int:
 
 
 def data_workers_status(s: Situation) -> DataWorkersStatus:
-    """Return the status field `dataWorkers`: wanted and ready data workers, and how long ranks wait."""
+    """Return the status field `dataWorkers`: wanted and ready data workers, and how long ranks wait for data
+    workers."""
     before = s.status.data_workers
     previous = before.wait_fraction if before is not None else None
     none_wanted = s.finished or s.is_without_pods or s.attempt == 0

@@ -1,8 +1,9 @@
 """Loss of an elastic job's launcher, and its replacement within the attempt.
 
-Ranks train without a launcher, and wait for one when their world has to change. The new one learns the world from
-their agents, which wait for it for networking.startTimeoutSeconds. If none has come by then, or if no worker is left,
-the gang restarts, which is not counted.
+The launcher's pod is replaced in the same way while the gang continues. Ranks train without a launcher, and wait for
+one when their world has to change. The new one learns the world from their agents, which wait for it for
+networking.startTimeoutSeconds. If none has come by then, or if no worker is left, the gang restarts, which is not
+counted.
 """
 
 from datetime import datetime, timedelta

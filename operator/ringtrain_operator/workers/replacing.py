@@ -2,7 +2,8 @@
 
 A pod's number is written into the status before the pod is created, and its first observation alive is written, too. So
 a pod that was observed and does not exist any more was lost. A pod that was never observed may never have been created:
-a restarted operator gives its replacement a new number and records no loss.
+a restarted operator gives its replacement a new number and records no loss. A scale-down is written before a pod is
+deleted for it.
 """
 
 from collections.abc import Mapping

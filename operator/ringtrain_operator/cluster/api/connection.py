@@ -159,7 +159,8 @@ def proxy_of_environment(server: str, env: Mapping[str, str]) -> str:
 def _is_excepted(host: str, port: int, exceptions: str) -> bool:
     """Return whether the value of NO_PROXY (`exceptions`) excludes the host and port.
 
-    Entries are `*`, an address, a range or a domain, each with or without a port, and always loopback.
+    Entries are `*`, an address, a range or a domain, each with or without a port. Loopback addresses are always
+    excluded.
     """
     address = None
     with suppress(ValueError):

@@ -1,7 +1,8 @@
 """JSON decoder for API answers of any nesting depth. One deeply nested object must not make a whole list fail.
 
 The API server stores custom resources of up to 10,000 levels, and repeats the levels in `metadata.managedFields`.
-Python's decoder fails with RecursionError at about 1,000 levels in version 3.11, and at 10,000 in later ones.
+Python's decoder fails with RecursionError at about 1,000 levels in version 3.11, and at 10,000 in later ones. Recursive
+functions fail earlier.
 """
 
 import functools

@@ -106,7 +106,8 @@ class _File(msgspec.Struct, rename="kebab"):
 
 @dataclass(frozen=True)
 class ChosenContext:
-    """Cluster, user and namespace of the selected context. `where`: the files' names. `is_read`: whether any exists."""
+    """Cluster, user and namespace of the selected context. `where`: names of the files, for messages. `is_read`:
+    whether any of them exists."""
 
     where: str
     cluster: Cluster
@@ -125,7 +126,8 @@ def kubeconfig_paths(env: Mapping[str, str], explicit: str) -> tuple[list[Path],
 
 
 def choose_context(env: Mapping[str, str], explicit: str, context: str) -> ChosenContext:
-    """Return the context named `context`; if that is empty, the current context. Raises ApiError if there is none."""
+    """Return the context named `context`; if that is empty, the files' current context. Raises ApiError if no file has
+    it, or if a file is invalid."""
     paths, required = kubeconfig_paths(env, explicit)
     files = [_read_file(path) for path in paths if required or path.exists()]
     where = ", ".join(map(str, paths))

@@ -83,7 +83,8 @@ class ApiTransport:
             await self._session.close()
 
     async def send(self, request: ApiRequest, *, want_body: bool = True) -> Any:
-        """Send a request and return the decoded answer (None if `want_body` is false). Raises ApiError."""
+        """Send a request and return the decoded answer (None if `want_body` is false). Raises ApiError if the request
+        fails."""
         attempt = 0
         while True:
             try:

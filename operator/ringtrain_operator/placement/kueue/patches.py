@@ -92,7 +92,8 @@ def _kueue_condition(kind: str, status: str, reason: str, message: str) -> Json:
 
 
 def _with_workload_conditions(view: WorkloadView, now: datetime, *changes: Json) -> list[Mapping[str, Any]]:
-    """Return the Workload's conditions after `changes`. Only a new status changes a transition time."""
+    """Return the Workload's conditions after `changes`. A condition's transition time changes only together with its
+    status."""
     before = {c["type"]: c for c in view.conditions}
     stamp = format_time(now)
     for change in changes:

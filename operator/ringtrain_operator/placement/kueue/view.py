@@ -167,7 +167,8 @@ def _flavors(assigned: Json) -> tuple[str, ...]:
 
 
 def _grant(name: str, assigned: Json, pod_set: Json) -> Grant:
-    """Return Kueue's admission of a pod set. In a topology, the pods get a scheduling gate."""
+    """Return Kueue's admission of a pod set. If Kueue places the pods in a topology, the admission adds a scheduling
+    gate to them."""
     count = assigned.get("count")
     annotations: dict[str, str] = {WORKLOAD_ANNOTATION: name}
     gates: tuple[str, ...] = ()
