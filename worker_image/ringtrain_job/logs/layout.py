@@ -35,14 +35,14 @@ class OpenFolder:
     @property
     def path(self) -> Path:
         """Present path of the folder; its last one if it was deleted."""
-        if not self.is_deleted:
+        if self._link != str(self._path) and not self.is_deleted:
             self._path = Path(self._link)
         return self._path
 
     @property
     def is_deleted(self) -> bool:
         """Whether the folder was deleted, or moved to another file system."""
-        return self._link.endswith(" (deleted)")  # appended by the kernel
+        return self._link.endswith(" (deleted)") and not os.path.exists(self._link)  # the kernel appends it
 
     @property
     def _link(self) -> str:
