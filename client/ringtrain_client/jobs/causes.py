@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import aclosing, suppress
 from datetime import UTC, datetime
@@ -195,7 +196,7 @@ def _pod_causes(pods: list[Json], told: str) -> Iterator[str]:
             yield f"pod {pod.id.name} was evicted: {pod.disrupted.reason}"
         elif pod.deletion_time:
             yield f"pod {pod.id.name} on {pod.place.node or 'no node'} is ending"
-        elif pod.phase == "Failed" and pod.id.name not in told:
+        elif pod.phase == "Failed" and not re.search(rf"(?<![\w-]){re.escape(pod.id.name)}(?![\w-])", told):
             yield f"pod {pod.id.name} on {pod.place.node}: exit code {pod.end.code} {pod.end.reason}".rstrip()
         elif pod.end.side_failure:
             yield f"pod {pod.id.name} on {pod.place.node}: {pod.end.side_failure}, and its main container runs on"

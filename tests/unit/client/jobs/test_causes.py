@@ -75,3 +75,12 @@ def test_a_restart_is_one_line() -> None:
     w.launcher_ends(1, reason="RankFailed", pod="digits-worker-1", message="rank 1 exited with 1")
     told = why(w)
     assert len([line for line in told if "rank 1 exited with 1" in line]) == 1
+
+
+def test_a_failed_pod_is_not_taken_for_one_whose_name_begins_alike() -> None:
+    """The condition names worker 10; worker 1 has failed, too."""
+    w = started(job(workers=11, runPolicy={"backoffLimit": 0}))
+    w.pod_ends("digits-worker-1", 3)
+    w.launcher_ends(1, reason="RankFailed", pod="digits-worker-10", message="rank 10 of digits-worker-10 exited with 1")
+    w.settle()
+    assert [line for line in why(w) if "digits-worker-1 " in line]
