@@ -65,7 +65,7 @@ def add_initializers(pods: Mapping[str, Json], job: Json, notes: list[str]) -> N
         volumes = {volume.get("name"): volume for volume in pod.get("volumes") or ()}
         for volume in one.get("volumes") or ():
             if volume != volumes.get(volume.get("name"), volume):
-                message = f"has a volume {volume.get('name')} that differs from the node's: rename one of both"
+                message = f"has a volume {volume.get('name')} that differs from the node's: rename one of the two"
                 raise Invalid([Problem(f"{path}.spec.volumes", message)])
             if volume.get("name") not in volumes:
                 pod["volumes"] = [*(pod.get("volumes") or ()), volume]

@@ -262,9 +262,9 @@ def _trainjob_runtime_jobs(reader: _TrainJobReader) -> list[dict[str, Any]]:
 def _trainjob_role(job: Mapping[str, Any]) -> str:
     labels = ((job.get("template") or {}).get("metadata") or {}).get("labels") or {}
     name, step = str(job.get("name")), str(labels.get(_STEP))
-    return (
-        name if name in (_NODE, _LAUNCHER) else _NODE if step == "trainer" else step if step in INITIALIZERS else name
-    )
+    if name not in (_NODE, _LAUNCHER) and step == "trainer":
+        return _NODE
+    return step if name not in (_NODE, _LAUNCHER) and step in INITIALIZERS else name
 
 
 def _job_of_role(jobs: Iterable[dict[str, Any]], role: str) -> dict[str, Any]:
